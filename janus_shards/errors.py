@@ -1,0 +1,155 @@
+"""All exceptions of the library, in one family.
+
+::
+
+    JanusShardsError
+      ConfigError (ValueError)
+      FormatError (ValueError): TarFormatError, IndexFormatError, ManifestError, VersionError
+      StorageError (OSError): ObjectNotFoundError (FileNotFoundError), AccessDeniedError (PermissionError),
+        TransientError, IntegrityError
+      SampleError: DecodeError, MissingFieldError
+      SampleBudgetError
+      ResumeError
+
+Worker processes re-raise these, so each one can be built from a single message string and survives pickling with its context.
+Foreign exceptions are translated where they arise, in the module that owns the foreign library, never here.
+"""
+
+from typing import Any
+
+
+class JanusShardsError(Exception):
+    """Base of everything the library raises on purpose.
+
+    Args:
+        message: What was tried, on what, what was expected and found, and what to do next. Holds no credentials.
+        kind: Machine-readable cause, such as ``truncated_shard``; the class default when not given.
+        shard: Name or URL of the shard or other object concerned.
+        key: Key of the sample concerned.
+        field: Field of the sample concerned.
+    """
+
+    default_kind = "error"
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        kind: str | None = None,
+        shard: str | None = None,
+        key: str | None = None,
+        field: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.kind = kind or self.default_kind
+        self.shard = shard
+        self.key = key
+        self.field = field
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        context = {"kind": self.kind, "shard": self.shard, "key": self.key, "field": self.field}
+        return _rebuild, (type(self), self.message, context)
+
+
+def _rebuild(cls: type[JanusShardsError], message: str, context: dict[str, str | None]) -> JanusShardsError:
+    return cls(message, **context)
+
+
+class ConfigError(JanusShardsError, ValueError):
+    """An option or a combination of options cannot work."""
+
+    default_kind = "bad_option"
+
+
+class FormatError(JanusShardsError, ValueError):
+    """Stored bytes do not follow the format they claim."""
+
+    default_kind = "bad_format"
+
+
+class TarFormatError(FormatError):
+    """A shard is not a readable tar file."""
+
+    default_kind = "not_a_tar"
+
+
+class IndexFormatError(FormatError):
+    """A sidecar index is damaged or does not belong to its shard."""
+
+    default_kind = "index_mismatch"
+
+
+class ManifestError(FormatError):
+    """A manifest is missing, damaged or inconsistent."""
+
+    default_kind = "bad_manifest"
+
+
+class VersionError(FormatError):
+    """The bytes were written by a version of the format that is not known here."""
+
+    default_kind = "unknown_version"
+
+
+class StorageError(JanusShardsError, OSError):
+    """A storage backend failed in a way that another attempt would not mend."""
+
+    default_kind = "storage"
+
+
+class ObjectNotFoundError(StorageError, FileNotFoundError):
+    """The object, bucket or folder does not exist."""
+
+    default_kind = "not_found"
+
+
+class AccessDeniedError(StorageError, PermissionError):
+    """The store or file system refused access."""
+
+    default_kind = "access_denied"
+
+
+class TransientError(StorageError):
+    """A failure that may pass; the only kind that is retried."""
+
+    default_kind = "transfer_failed"
+
+
+class IntegrityError(StorageError):
+    """Bytes that arrived are not the bytes that were promised."""
+
+    default_kind = "shard_changed"
+
+
+class SampleError(JanusShardsError):
+    """One sample cannot be delivered because of its bytes."""
+
+    default_kind = "bad_sample"
+
+
+class DecodeError(SampleError):
+    """The bytes of a field cannot be decoded."""
+
+    default_kind = "decode"
+
+
+class MissingFieldError(SampleError, KeyError):
+    """A sample lacks a requested field."""
+
+    default_kind = "missing_field"
+
+
+class SampleBudgetError(JanusShardsError):
+    """More samples were bad than the caller allowed."""
+
+    default_kind = "over_budget"
+
+
+class ResumeError(JanusShardsError):
+    """A saved state does not fit the data set or the options it is loaded into."""
+
+    default_kind = "state_mismatch"
