@@ -116,4 +116,11 @@ def generation_name(generation: int) -> str:
 def check_relative(name: str) -> bool:
     """Whether ``name`` is a relative path that stays under its root."""
     parts = name.split("/")
-    return bool(name) and "" not in parts and "." not in parts and ".." not in parts and "\0" not in name and "\\" not in name
+    return (
+        bool(name)
+        and "" not in parts
+        and "." not in parts
+        and ".." not in parts
+        and "\0" not in name
+        and "\\" not in name
+    )

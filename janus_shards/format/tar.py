@@ -191,7 +191,9 @@ class TarScanner:
             raise self._error(kind, f"expected a header of 512 bytes at offset {start}, found {len(block)} bytes")
         if not _checksum_matches(block):
             kind = "bad_header" if start else "not_a_tar"
-            raise self._error(kind, f"the header at offset {start} has a wrong checksum; this is no tar or it is damaged")
+            raise self._error(
+                kind, f"the header at offset {start} has a wrong checksum; this is no tar or it is damaged"
+            )
 
     def _check_rest_is_zero(self) -> None:
         """Padding after the end is normal (tar pads to 10 KiB); anything else means samples that nobody would see."""
@@ -218,7 +220,9 @@ class TarScanner:
     def _extension(self, kind: bytes, size: int, *, into: dict[str, bytes]) -> None:
         if size > _MAX_EXTENSION_BYTES:
             at = self._bytes.position - BLOCK_BYTES
-            raise self._error("bad_header", f"the extended header at offset {at} claims {size} bytes; at most 1 MiB is taken")
+            raise self._error(
+                "bad_header", f"the extended header at offset {at} claims {size} bytes; at most 1 MiB is taken"
+            )
         data = self._bytes.take(size)
         self._bytes.take(-size % BLOCK_BYTES)
         if kind == b"L":
@@ -246,14 +250,18 @@ class TarScanner:
         name = _name(block, extended)
         if kind in _FILE_TYPES and not (kind == b"\0" and name.endswith("/")):
             if any(keyword.startswith("GNU.sparse") for keyword in extended):
-                raise self._error("unsupported_member", f"member {name!r} is a sparse file; pack it again without --sparse")
+                raise self._error(
+                    "unsupported_member", f"member {name!r} is a sparse file; pack it again without --sparse"
+                )
             return self._file(name, size)
         if kind in _LINK_TYPES:
             # POSIX lets a hard link carry data, but no writer in use does: like tarfile, take none.
             self.num_links += 1
             return TarMember(name, "link", self._bytes.position, 0, 0, None)
         if kind == b"S" or kind == b"M":
-            raise self._error("unsupported_member", f"member {name!r} is a sparse or split file; pack it again without that")
+            raise self._error(
+                "unsupported_member", f"member {name!r} is a sparse or split file; pack it again without that"
+            )
         is_directory = kind in (b"5", b"\0", b"D")
         if kind not in (b"3", b"4", b"5", b"6"):
             self._bytes.skip(size + -size % BLOCK_BYTES)
