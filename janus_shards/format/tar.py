@@ -1,9 +1,11 @@
 """Tar members as bytes: reproducible headers for writing, and a forward-only scanner for reading.
 
-Writing follows POSIX.1-1988 ustar, with a pax header (POSIX.1-2001) only where ustar cannot hold the name or the size. Reading also
-takes GNU long names, base-256 numbers, pax global headers and pre-POSIX headers. Nothing here opens files: chunks of bytes come in.
+Writing follows POSIX.1-1988 ustar, with a pax header (POSIX.1-2001) only where ustar cannot hold the name or the size.
+Reading also takes GNU long names, base-256 numbers, pax global headers and pre-POSIX headers. Nothing here opens files:
+chunks of bytes come in.
 
-Source: IEEE Std 1003.1-2017, pax, "ustar Interchange Format" and "pax Interchange Format"; GNU tar manual, "Basic Tar Format".
+Source: IEEE Std 1003.1-2017, pax, "ustar Interchange Format" and "pax Interchange Format"; GNU tar manual, "Basic Tar
+Format".
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,39 +15,67 @@ from typing import Literal
 import xxhash
 
 from janus_shards.errors import TarFormatError
+from janus_shards.format.tar_blocks import (
+    BLOCK_BYTES,
+    ByteSource,
+    PaxRecords,
+    checksum_matches,
+    compression,
+    has_magic,
+    header_name,
+    may_start_header,
+    number,
+    pax_records,
+)
 from janus_shards.sample import RawBytes
 
-BLOCK_BYTES = 512
+__all__ = ["BLOCK_BYTES", "END_BLOCKS", "TarMember", "TarScanner", "encode_header", "member_bytes", "padding"]
+
 END_BLOCKS = bytes(2 * BLOCK_BYTES)
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _MAX_USTAR_SIZE = 8**11 - 1
-# A name longer than this is damage or an attack; PATH_MAX is 4096 on Linux.
+# An extended header longer than this is damage or an attack; PATH_MAX is 4096 on Linux.
 _MAX_EXTENSION_BYTES = 1 << 20
-_COMPRESSED = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"), (b"\xfd7zXZ\x00", "xz"))
-_FILE_TYPES = (b"0", b"\0", b"7")
-_LINK_TYPES = (b"1", b"2")
+
+# Type flags. A NUL is a file of pre-POSIX tars, "7" a contiguous file, "X" Solaris' name for "x".
+_FILES = (b"0", b"\0", b"7")
+_LINKS = (b"1", b"2")
+_DIRECTORIES = (b"5", b"D")
+_PAX_HEADERS = (b"x", b"X")
+_EXTENSIONS = (*_PAX_HEADERS, b"g", b"L", b"K")
+# Sparse files and parts of files: their data is not what a reader of the member expects.
+_PARTIAL = (b"S", b"M")
+# The size field of these says nothing about data: links, devices, directories, pipes.
+_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 
 MemberKind = Literal["file", "link", "directory", "other"]
 
 
-# --- writing -----------------------------------------------------------------------------------------------------------
+# --- writing ---------------------------------------------------------------------------------------------------------
 
 
 def encode_header(name: str, size: int) -> bytes:
     """Header blocks of one regular file: mode 0644, no owner, no time.
 
     Args:
-        name: Member path; any text without NUL.
+        name: Member path; surrogate escapes stand for bytes that are no UTF-8.
         size: Length of the data that follows, in bytes.
 
     Returns:
         One block, or three and more when a pax header is needed; the same bytes for the same arguments, always.
+
+    Raises:
+        ValueError: The name is empty or has a NUL, or the size is negative.
     """
-    raw = name.encode()
+    if not name or "\0" in name or size < 0:
+        raise ValueError(f"member {name!r} of {size} bytes: expected a name without NUL and a size of at least 0")
+    raw = name.encode("utf-8", "surrogateescape")
     prefix, base = _split_ustar(raw) if raw.isascii() else (b"", None)
     records = b""
     if base is None:
+        if not _is_utf8(raw):
+            records += _pax_record("hdrcharset", b"BINARY")
         records += _pax_record("path", raw)
         # Readers that ignore pax see this stand-in, the same one that Python's tarfile writes.
         base = name.encode("ascii", "replace")[:100]
@@ -62,7 +92,17 @@ def padding(size: int) -> bytes:
 
 def member_bytes(name: str, size: int) -> int:
     """Length in bytes of a whole member: headers, data and padding."""
-    return len(encode_header(name, size)) + size + -size % BLOCK_BYTES
+    # Most names are short: nothing has to be built to know that they take one block.
+    is_short = len(name) <= 100 and name.isascii() and 0 <= size <= _MAX_USTAR_SIZE
+    return (BLOCK_BYTES if is_short else len(encode_header(name, size))) + size + -size % BLOCK_BYTES
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _split_ustar(raw: bytes) -> tuple[bytes, bytes | None]:
@@ -76,7 +116,7 @@ def _split_ustar(raw: bytes) -> tuple[bytes, bytes | None]:
 
 
 def _pax_record(keyword: str, value: bytes) -> bytes:
-    """``"%d %s=%s\\n"`` where the number counts the whole record, its own digits included."""
+    r"""``"%d %s=%s\n"`` where the number counts the whole record, its own digits included."""
     body = b" " + keyword.encode() + b"=" + value + b"\n"
     length = len(body)
     while length != len(body) + len(str(length)):
@@ -97,7 +137,7 @@ def _ustar_block(name: bytes, *, prefix: bytes, size: int, kind: bytes, mode: by
     return head + b"%06o\x00 " % checksum + tail
 
 
-# --- reading -----------------------------------------------------------------------------------------------------------
+# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +149,7 @@ class TarMember:
         kind: ``file``, ``link``, ``directory`` or ``other``.
         offset: Position of the first data byte in the shard.
         size: Length of the data in bytes; 0 unless ``kind`` is ``file``.
-        xxh3: XXH3-64 of the data.
+        xxh3: XXH3-64 of the data; 0 unless ``kind`` is ``file``.
         data: The data itself, when it was asked for and is not longer than ``keep_bytes``.
     """
 
@@ -121,19 +161,33 @@ class TarMember:
     data: bytes | None
 
 
+@dataclass(slots=True)
+class _Extended:
+    """What the extended headers in front of a member say about it."""
+
+    pax: PaxRecords | None = None
+    gnu_name: bytes | None = None
+    start: int | None = None
+
+
 class TarScanner:
     """Members of one tar in order, from consecutive chunks of its bytes.
 
-    Runs in linear time and keeps one chunk, one name and at most ``keep_bytes`` of data in memory, whatever the headers claim.
+    Runs in linear time and keeps one chunk, one extended header (at most 1 MiB) and at most ``keep_bytes`` of data in
+    memory, whatever the headers claim. One pass: iterating again goes on where the last iteration stopped.
+
+    Args:
+        chunks: The bytes of the tar, in pieces of any length.
+        shard: Name or URL of the tar, for messages.
+        keep_bytes: Files up to this length carry their data.
 
     Attributes:
-        position: Bytes consumed so far.
         num_links: Hard and symbolic links seen; they carry no data and are never followed.
-        has_end: Whether an end-of-archive block was seen.
+        has_end: Whether an end-of-archive block was seen. Without one, a cut between two members goes unnoticed here.
     """
 
     def __init__(self, chunks: Iterable[RawBytes], *, shard: str, keep_bytes: int = 0) -> None:
-        self._bytes = _Cursor(chunks, shard)
+        self._bytes = ByteSource(chunks, shard)
         self._shard = shard
         self._keep_bytes = keep_bytes
         self.num_links = 0
@@ -141,31 +195,33 @@ class TarScanner:
 
     @property
     def position(self) -> int:
+        """Bytes consumed so far; after the last member the length of the tar."""
         return self._bytes.position
 
     def __iter__(self) -> Iterator[TarMember]:
         """Read on to the end of the archive.
 
         Raises:
-            TarFormatError: ``not_a_tar``, ``compressed_shard``, ``bad_header``, ``truncated_shard``, ``unsupported_member`` or
-                ``trailing_data``, with the offset in the message.
+            TarFormatError: ``not_a_tar``, ``compressed_shard``, ``bad_header``, ``truncated_shard``,
+                ``unsupported_member`` or ``trailing_data``, with the offset in the message.
         """
-        extended: dict[str, bytes] = {}
-        common: dict[str, bytes] = {}
+        extended = _Extended()
         while (block := self._next_header()) is not None:
-            kind, size = block[156:157], self._size(block, extended or common)
-            if kind in (b"x", b"g", b"L", b"K"):
-                self._extension(kind, size, into=common if kind == b"g" else extended)
-                continue
-            yield self._member(block, kind, size, {**common, **extended})
-            extended = {}
-        if extended:
-            raise self._error("truncated_shard", "the shard ends after an extended header, without its member")
+            if block[156:157] in _EXTENSIONS:
+                self._extension(block, extended)
+            else:
+                yield self._member(block, extended)
+                extended = _Extended()
+        if extended.start is not None:
+            raise self._error(
+                "truncated_shard",
+                f"the extended header at offset {extended.start} comes last: the member that it describes is missing",
+            )
 
     def _next_header(self) -> bytes | None:
         """The next header block, or ``None`` at the end of the archive."""
         start = self._bytes.position
-        block = self._bytes.take(BLOCK_BYTES, allow_end=True)
+        block = self._bytes.take_up_to(BLOCK_BYTES)
         if not block:
             if start == 0:
                 raise self._error("truncated_shard", "the shard has 0 bytes; an empty tar has two zero blocks")
@@ -178,198 +234,106 @@ class TarScanner:
         return block
 
     def _check_header(self, block: bytes, start: int) -> None:
-        if start == 0:
-            for magic, name in _COMPRESSED:
-                if block.startswith(magic):
-                    raise self._error(
-                        "compressed_shard",
-                        f"the shard is {name}-compressed, which allows no random access; "
-                        "rewrite it with `janus-shards reshard`",
-                    )
-        if len(block) < BLOCK_BYTES:
-            kind = "truncated_shard" if start or _looks_like_header(block) else "not_a_tar"
-            raise self._error(kind, f"expected a header of 512 bytes at offset {start}, found {len(block)} bytes")
-        if not _checksum_matches(block):
-            kind = "bad_header" if start else "not_a_tar"
+        if len(block) == BLOCK_BYTES and checksum_matches(block):
+            return
+        # Only now: a member called "BZh.jpg" makes a good header that starts like bzip2.
+        if start == 0 and (name := compression(block)):
             raise self._error(
-                kind, f"the header at offset {start} has a wrong checksum; this is no tar or it is damaged"
+                "compressed_shard",
+                f"the shard is {name}-compressed, which allows no random access; "
+                "rewrite it with `janus-shards reshard`",
             )
+        if len(block) < BLOCK_BYTES:
+            kind = "truncated_shard" if start or may_start_header(block) else "not_a_tar"
+            raise self._error(kind, f"expected a header of 512 bytes at offset {start}, found {len(block)} bytes")
+        kind = "bad_header" if start or has_magic(block) else "not_a_tar"
+        raise self._error(kind, f"the header at offset {start} has a wrong checksum; this is no tar or it is damaged")
 
     def _check_rest_is_zero(self) -> None:
         """Padding after the end is normal (tar pads to 10 KiB); anything else means samples that nobody would see."""
-        start = self._bytes.position
-        while chunk := self._bytes.take_some():
+        while chunk := bytes(self._bytes.some(1 << 20)):
             if chunk.count(0) != len(chunk):
+                at = self._bytes.position - len(chunk.lstrip(b"\0"))
                 raise self._error(
                     "trailing_data",
-                    f"bytes other than zero follow the end blocks after offset {start} (joined tars?); "
+                    f"the tar has ended, but other bytes than zero follow at offset {at} (joined tars?); "
                     "unpack and pack again, or extract with `tar --ignore-zeros`",
                 )
 
-    def _size(self, block: bytes, extended: dict[str, bytes]) -> int:
-        raw = extended.get("size") if block[156:157] not in (b"x", b"g", b"L", b"K") else None
-        try:
-            size = int(raw) if raw is not None else _number(block[124:136])
-        except ValueError:
-            size = -1
-        if size < 0:
-            at = self._bytes.position - BLOCK_BYTES
-            raise self._error("bad_header", f"the header at offset {at} has no valid size field")
-        return size
-
-    def _extension(self, kind: bytes, size: int, *, into: dict[str, bytes]) -> None:
+    def _extension(self, block: bytes, extended: _Extended) -> None:
+        kind, start, size = block[156:157], self._bytes.position - BLOCK_BYTES, self._size(block)
         if size > _MAX_EXTENSION_BYTES:
-            at = self._bytes.position - BLOCK_BYTES
+            raise self._bad_header(start, f"claims {size} bytes of extended header, and at most 1 MiB is taken")
+        data = self._bytes.take(size, what="an extended header")
+        self._bytes.skip(-size % BLOCK_BYTES, what="padding")
+        if kind in _PAX_HEADERS:
+            if extended.pax is not None:
+                raise self._bad_header(start, "is a second pax header for one member")
+            extended.pax = self._pax(start, data)
+        elif kind == b"L":
+            if extended.gnu_name is not None:
+                raise self._bad_header(start, "is a second long name for one member")
+            extended.gnu_name = data.split(b"\0", 1)[0]
+        elif kind == b"g" and self._pax(start, data) != PaxRecords():
+            raise self._bad_header(start, "gives all members one path or one size")
+        if kind != b"g":
+            extended.start = start
+
+    def _pax(self, start: int, data: bytes) -> PaxRecords:
+        try:
+            return pax_records(data)
+        except ValueError as exc:
+            raise self._bad_header(start, f"is no valid pax header: {exc}") from exc
+
+    def _size(self, block: bytes) -> int:
+        try:
+            return number(block[124:136])
+        except ValueError as exc:
+            raise self._bad_header(self._bytes.position - BLOCK_BYTES, "has no valid size field") from exc
+
+    def _member(self, block: bytes, extended: _Extended) -> TarMember:
+        kind, pax = block[156:157], extended.pax or PaxRecords()
+        name, size = self._name(block, extended), self._size(block) if pax.size is None else pax.size
+        if kind in _PARTIAL or pax.is_sparse:
             raise self._error(
-                "bad_header", f"the extended header at offset {at} claims {size} bytes; at most 1 MiB is taken"
+                "unsupported_member", f"member {name!r} is sparse or split; pack it again without --sparse and volumes"
             )
-        data = self._bytes.take(size)
-        self._bytes.take(-size % BLOCK_BYTES)
-        if kind == b"L":
-            into["path"] = data.rstrip(b"\0")
-        elif kind != b"K":
-            into.update(self._pax_records(data))
-
-    def _pax_records(self, data: bytes) -> dict[str, bytes]:
-        records: dict[str, bytes] = {}
-        start = 0
-        while start < len(data) and data[start] != 0:
-            space = data.find(b" ", start, start + 20)
-            digits = data[start:space] if space > 0 else b""
-            length = int(digits) if digits.isdigit() else 0
-            record = data[space + 1 : start + length]
-            keyword, equals, value = record.partition(b"=")
-            if length <= space - start or start + length > len(data) or not equals or not value.endswith(b"\n"):
-                at = self._bytes.position
-                raise self._error("bad_header", f"the pax header that ends at offset {at} has a malformed record")
-            records[keyword.decode("utf-8", "replace")] = value[:-1]
-            start += length
-        return records
-
-    def _member(self, block: bytes, kind: bytes, size: int, extended: dict[str, bytes]) -> TarMember:
-        name = _name(block, extended)
-        if kind in _FILE_TYPES and not (kind == b"\0" and name.endswith("/")):
-            if any(keyword.startswith("GNU.sparse") for keyword in extended):
-                raise self._error(
-                    "unsupported_member", f"member {name!r} is a sparse file; pack it again without --sparse"
-                )
+        is_directory = kind in _DIRECTORIES or (kind == b"\0" and name.endswith("/"))
+        if kind in _FILES and not is_directory:
             return self._file(name, size)
-        if kind in _LINK_TYPES:
-            # POSIX lets a hard link carry data, but no writer in use does: like tarfile, take none.
+        if kind in _LINKS:
             self.num_links += 1
-            return TarMember(name, "link", self._bytes.position, 0, 0, None)
-        if kind == b"S" or kind == b"M":
-            raise self._error(
-                "unsupported_member", f"member {name!r} is a sparse or split file; pack it again without that"
-            )
-        is_directory = kind in (b"5", b"\0", b"D")
-        if kind not in (b"3", b"4", b"5", b"6"):
-            self._bytes.skip(size + -size % BLOCK_BYTES)
-        return TarMember(name, "directory" if is_directory else "other", self._bytes.position, 0, 0, None)
+        elif kind not in _WITHOUT_DATA and kind != b"\0":
+            self._bytes.skip(size + -size % BLOCK_BYTES, what=f"member {name!r}")
+        # POSIX lets a hard link carry data, but no writer in use does. Like tarfile, take none: data would then stand
+        # where a header is due, which raises.
+        member_kind: MemberKind = "link" if kind in _LINKS else "directory" if is_directory else "other"
+        return TarMember(name, member_kind, self._bytes.position, 0, 0, None)
+
+    def _name(self, block: bytes, extended: _Extended) -> str:
+        raw = extended.pax.path if extended.pax else None
+        if raw is None:
+            raw = extended.gnu_name if extended.gnu_name is not None else header_name(block)
+        # An empty path would hide the member, and a NUL would end the path early for whoever writes it out.
+        if (not raw and block[156:157] in _FILES) or b"\0" in raw:
+            raise self._bad_header(self._bytes.position - BLOCK_BYTES, "has an empty path or one with a NUL")
+        return raw.decode("utf-8", "surrogateescape")
 
     def _file(self, name: str, size: int) -> TarMember:
-        offset = self._bytes.position
-        data = None
+        offset, what = self._bytes.position, f"member {name!r}"
         if size <= self._keep_bytes:
-            data = self._bytes.take(size, what=name)
+            data = self._bytes.take(size, what=what)
             digest = xxhash.xxh3_64_intdigest(data)
         else:
-            hasher = xxhash.xxh3_64()
-            for piece in self._bytes.pieces(size, what=name):
+            data, hasher = None, xxhash.xxh3_64()
+            for piece in self._bytes.pieces(size, what=what):
                 hasher.update(piece)
             digest = hasher.intdigest()
-        self._bytes.skip(-size % BLOCK_BYTES, what=name)
+        self._bytes.skip(-size % BLOCK_BYTES, what=f"the padding of {what}")
         return TarMember(name, "file", offset, size, digest, data)
+
+    def _bad_header(self, start: int, problem: str) -> TarFormatError:
+        return self._error("bad_header", f"the header at offset {start} {problem}; the shard is damaged")
 
     def _error(self, kind: str, message: str) -> TarFormatError:
         return TarFormatError(f"shard {self._shard}: {message}", kind=kind, shard=self._shard)
-
-
-class _Cursor:
-    """Takes exact numbers of bytes from a sequence of chunks of any length."""
-
-    def __init__(self, chunks: Iterable[RawBytes], shard: str) -> None:
-        self._chunks = iter(chunks)
-        self._chunk = memoryview(b"")
-        self._shard = shard
-        self.position = 0
-
-    def take(self, size: int, *, allow_end: bool = False, what: str = "") -> bytes:
-        """Exactly ``size`` bytes; with ``allow_end`` fewer at the end of the shard."""
-        if size <= len(self._chunk):
-            piece, self._chunk = bytes(self._chunk[:size]), self._chunk[size:]
-            self.position += size
-            return piece
-        return b"".join(self.pieces(size, allow_end=allow_end, what=what))
-
-    def skip(self, size: int, *, what: str = "") -> None:
-        for _ in self.pieces(size, what=what):
-            pass
-
-    def pieces(self, size: int, *, allow_end: bool = False, what: str = "") -> Iterator[memoryview]:
-        start, left = self.position, size
-        while left:
-            piece = self._some(left)
-            if not piece:
-                if allow_end:
-                    return
-                named = f" of member {what!r}" if what else ""
-                raise TarFormatError(
-                    f"shard {self._shard}: ends at offset {self.position}, inside the {size} bytes{named} that start at "
-                    f"offset {start}; the file was cut, fetch or write it again",
-                    kind="truncated_shard",
-                    shard=self._shard,
-                )
-            left -= len(piece)
-            yield piece
-
-    def take_some(self) -> bytes:
-        return bytes(self._some(1 << 20))
-
-    def _some(self, limit: int) -> memoryview:
-        while not self._chunk:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return self._chunk
-            self._chunk = memoryview(chunk)
-        piece, self._chunk = self._chunk[:limit], self._chunk[limit:]
-        self.position += len(piece)
-        return piece
-
-
-def _looks_like_header(block: bytes) -> bool:
-    return block[257:262] == b"ustar"
-
-
-def _checksum_matches(block: bytes) -> bool:
-    try:
-        stored = _number(block[148:156])
-    except ValueError:
-        return False
-    rest = block[:148] + block[156:]
-    unsigned = sum(rest) + 8 * ord(" ")
-    # Some historic writers summed signed bytes: each byte above 127 then counts 256 less.
-    return stored in (unsigned, unsigned - 256 * sum(byte > 127 for byte in rest))
-
-
-def _number(field: bytes) -> int:
-    """An octal or, with the top bit set, a GNU base-256 number field; an empty field is 0."""
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    if field[0] == 0xFF:
-        return -1
-    digits = field.split(b"\0", 1)[0].strip(b" ")
-    if digits and not digits.isdigit():
-        raise ValueError(f"no octal number: {field!r}")
-    return int(digits or b"0", 8)
-
-
-def _name(block: bytes, extended: dict[str, bytes]) -> str:
-    raw = extended.get("path")
-    if raw is None:
-        raw = block[:100].split(b"\0", 1)[0]
-        # GNU tar uses the prefix area for times; only POSIX's magic gives it the meaning of a prefix.
-        prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""
-        if prefix:
-            raw = prefix + b"/" + raw
-    return raw.decode("utf-8", "surrogateescape")
