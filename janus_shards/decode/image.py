@@ -74,7 +74,15 @@ def decode_image(data: RawBytes, *, exif: bool = True, max_pixels: int = MAX_PIX
         DecodeError: Kind ``image_decode`` (damaged, cut, or no picture), ``image_too_large`` (more pixels or scans than
             allowed) or ``unsupported_image`` (a format or pixel type without an RGB meaning here).
     """
-    return np.ascontiguousarray(_decode(data, exif=exif, max_pixels=max_pixels, colorspace="RGB"))
+    name = _known_format(data)
+    header = headers.jpeg_header(data) if name == "jpeg" else None
+    pixels = None if header is None else _decode_jpeg(data, header, max_pixels)
+    if header is not None and pixels is not None:
+        return np.ascontiguousarray(_turned(pixels, header.orientation if exif else 1))
+    with _pillow_errors(name):
+        picture = _open_with_pillow(data, name, max_pixels)
+        turn = _pillow_orientation(picture, data, name, exif=exif)
+        return np.ascontiguousarray(_turned(_rgb(picture, name), turn))
 
 
 def decode_image16(data: RawBytes, *, exif: bool = True, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint16]:
@@ -230,13 +238,11 @@ class ImageTransform:
         """
         if out.shape != self.shape:
             raise ConfigError(f"ImageTransform(size={self.size!r}) cannot write a row of shape {out.shape}")
-        exact = self.engine == "exact"
-        # RGBX: torch's kernel works on four bytes a pixel and would unpack RGB first.
-        pixels = _decode(data, exif=self.exif, max_pixels=self.max_pixels, colorspace="RGBX" if exact else "RGB")
+        pixels = decode_image(data, exif=self.exif, max_pixels=self.max_pixels)
         placed = place(pixels.shape[0], pixels.shape[1], self._frame, fit=self.fit, rounding=self.rounding)
         _check_pixels(placed.width, placed.height, self.max_pixels)
-        scaled = _resize_exact(pixels, placed) if exact else _resize_with_pillow(pixels, placed)
-        _lay(scaled, placed, self._fill, out)
+        resize = _resize_exact if self.engine == "exact" else _resize_with_pillow
+        _lay(resize(pixels, placed), placed, self._fill, out)
 
     @property
     def _frame(self) -> tuple[int, int]:
@@ -247,30 +253,17 @@ class ImageTransform:
         return (self.fill, self.fill, self.fill) if isinstance(self.fill, int) else self.fill
 
 
-def _decode(data: RawBytes, *, exif: bool, max_pixels: int, colorspace: Literal["RGB", "RGBX"]) -> Pixels:
-    """Shape ``(height, width, 3)`` or, for RGBX, perhaps ``(height, width, 4)``; perhaps a turned view."""
-    name = _known_format(data)
-    header = headers.jpeg_header(data) if name == "jpeg" else None
-    if header is not None:
-        _check_pixels(header.width, header.height, max_pixels)
-        if header.scans > MAX_SCANS:
-            raise DecodeError(
-                f"progressive JPEG with {header.scans} scans; at most {MAX_SCANS} are decoded", kind="image_too_large"
-            )
-        if simplejpeg is not None and header.components in (1, 3) and header.precision == 8:
-            pixels = _decode_with_simplejpeg(data, colorspace)
-            if pixels is not None:
-                return _turned(pixels, header.orientation if exif else 1)
-    with _pillow_errors(name):
-        picture = _open_with_pillow(data, name, max_pixels)
-        turn = _pillow_orientation(picture, data, name, exif=exif)
-        return _turned(_rgb(picture, name), turn)
-
-
-def _decode_with_simplejpeg(data: RawBytes, colorspace: str) -> Pixels | None:
-    """Pixels, or ``None`` when Pillow should have a look."""
+def _decode_jpeg(data: RawBytes, header: headers.JpegHeader, max_pixels: int) -> Pixels | None:
+    """Pixels as stored, or ``None`` when Pillow should have a look."""
+    _check_pixels(header.width, header.height, max_pixels)
+    if header.scans > MAX_SCANS:
+        raise DecodeError(
+            f"progressive JPEG with {header.scans} scans; at most {MAX_SCANS} are decoded", kind="image_too_large"
+        )
+    if simplejpeg is None or header.components not in (1, 3) or header.precision != 8:
+        return None
     try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace)
+        pixels: Pixels = simplejpeg.decode_jpeg(data)
     except ValueError as exc:
         # Strict decoding stops at the first complaint, so this is the earliest fault of the file.
         if any(sign in str(exc).lower() for sign in _JPEG_DAMAGE):
@@ -373,9 +366,7 @@ def _pillow_errors(name: str) -> Iterator[None]:
 
 
 def _resize_exact(pixels: Pixels, placed: Placement) -> Pixels:
-    """Shape ``(channels, height, width)``: antialiased bicubic in 16-bit integer arithmetic, GIL released, one
-    thread.
-    """
+    """Shape ``(3, height, width)``: antialiased bicubic in 16-bit integers, GIL released, on this thread alone."""
     if pixels.shape[:2] == (placed.height, placed.width):
         return pixels.transpose(2, 0, 1)
     import torch  # late: the rest of the library works without it
@@ -383,7 +374,7 @@ def _resize_exact(pixels: Pixels, placed: Placement) -> Pixels:
     # [1, H, W, C] seen as [1, C, H, W]. With the batch dimension added first the strides are those of channels_last,
     # so the kernel neither unpacks its input nor splits its output into planes byte by byte; NumPy does the latter
     # three times faster.
-    batch: Tensor = torch.from_numpy(np.ascontiguousarray(pixels)[None]).permute(0, 3, 1, 2)
+    batch: Tensor = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     scaled = torch.nn.functional.interpolate(batch, size=(placed.height, placed.width), mode="bicubic", antialias=True)
     array: Pixels = scaled[0].numpy()
     return array
@@ -396,7 +387,7 @@ def _resize_with_pillow(pixels: Pixels, placed: Placement) -> Pixels:
 
 
 def _lay(scaled: Pixels, placed: Placement, fill: tuple[int, int, int], out: NDArray[np.generic]) -> None:
-    """Write a scaled picture ``[>= 3, h, w]`` and its border into ``[3, H, W]``.
+    """Write a scaled picture ``[3, h, w]`` and its border into ``[3, H, W]``.
 
     NumPy copies without the GIL and on this thread; torch's copy would start a team of OpenMP threads in each worker.
     """
@@ -410,9 +401,7 @@ def _lay(scaled: Pixels, placed: Placement, fill: tuple[int, int, int], out: NDA
         out[:, top:bottom, :left] = level
         out[:, top:bottom, right:] = level
     skip_top, skip_left = max(-placed.top, 0), max(-placed.left, 0)
-    out[:, top:bottom, left:right] = scaled[
-        :3, skip_top : skip_top + bottom - top, skip_left : skip_left + right - left
-    ]
+    out[:, top:bottom, left:right] = scaled[:, skip_top : skip_top + bottom - top, skip_left : skip_left + right - left]
 
 
 def _as_picture(value: object) -> Image.Image:
