@@ -1,0 +1,1 @@
+"""Engines that run the tasks of a plan: processes of this machine."""

@@ -1,0 +1,224 @@
+"""What stands under a root before and after writing: refusing, clearing, and publishing generations of the manifest.
+
+Shared by ``ShardWriter``, ``pack`` and ``index``. Shards come first, then an immutable generation, then the pointer to
+it: until the pointer is there, nothing of the new generation exists for a reader.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from janus_shards.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
+from janus_shards.format.manifest import Manifest, ManifestPointer, ShardRecord
+from janus_shards.format.naming import MANIFEST_NAME, generation_name
+from janus_shards.storage.base import ObjectMeta, Storage
+from janus_shards.writer.shard import WrittenShard
+
+#: What to do when the root already holds something: refuse, replace it, or go on where an earlier run stopped.
+ExistingMode = Literal["refuse", "overwrite", "resume"]
+
+_GENERATION = re.compile(r"manifest-\d{6,}\.msgpack")
+
+
+def existing_mode(*, resume: bool, overwrite: bool) -> ExistingMode:
+    """The mode that two switches ask for.
+
+    Raises:
+        ConfigError: Both are on.
+    """
+    if resume and overwrite:
+        raise ConfigError(
+            "resume=True and overwrite=True: choose one; resume keeps whole shards, overwrite replaces them"
+        )
+    return "resume" if resume else "overwrite" if overwrite else "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootContents:
+    """What lay under a root when it was looked at.
+
+    Attributes:
+        pointer: The pointer object, if there is one.
+        manifest: The newest generation, if it could be read.
+        shards: Numbered shards of this prefix and their indexes, by name.
+        generations: Names of generation objects.
+    """
+
+    pointer: ObjectMeta | None = None
+    manifest: Manifest | None = None
+    shards: Mapping[str, ObjectMeta] = field(default_factory=dict)
+    generations: Sequence[str] = ()
+
+
+def look_at_root(storage: Storage, prefix: str) -> RootContents:
+    """List what a writer with this prefix would meet.
+
+    A damaged manifest counts as a pointer without a manifest, so that overwriting can mend it.
+    """
+    numbered = re.compile(re.escape(prefix) + r"-\d{6,}\.(tar|idx)")
+    try:
+        shards = {meta.name: meta for meta in storage.list(f"{prefix}-") if numbered.fullmatch(meta.name)}
+        manifests = {meta.name: meta for meta in storage.list("manifest")}
+    except ObjectNotFoundError:
+        return RootContents()  # a folder that is still to be made
+    pointer = manifests.get(MANIFEST_NAME)
+    return RootContents(
+        pointer=pointer,
+        manifest=_read_manifest(storage, pointer),
+        shards=shards,
+        generations=[name for name in manifests if _GENERATION.fullmatch(name)],
+    )
+
+
+def _read_manifest(storage: Storage, pointer: ObjectMeta | None) -> Manifest | None:
+    if pointer is None:
+        return None
+    try:
+        target = ManifestPointer.decode(storage.read(MANIFEST_NAME), name=MANIFEST_NAME).target
+        return Manifest.decode(storage.read(target), name=target)
+    except (FormatError, ObjectNotFoundError):
+        return None
+
+
+class Publication:
+    """Takes a root from what it holds to a new generation.
+
+    Args:
+        storage: The root.
+        prefix: Prefix of the numbered shards that this run writes.
+        mode: What to do with what is already there.
+    """
+
+    def __init__(self, storage: Storage, *, prefix: str, mode: ExistingMode) -> None:
+        self.before = RootContents()
+        self._storage = storage
+        self._prefix = prefix
+        self._mode = mode
+        self._withdrawn = False
+
+    def begin(self) -> None:
+        """Look at the root and remove half-written leftovers of earlier runs with this prefix.
+
+        Raises:
+            ConfigError: The root already holds a data set, or shards of this prefix, and the mode is ``refuse``.
+        """
+        self.before = look_at_root(self._storage, self._prefix)
+        found = MANIFEST_NAME if self.before.pointer else next(iter(self.before.shards), None)
+        if found and self._mode == "refuse":
+            raise ConfigError(
+                f"{self._storage.url} already holds {found}: nothing was written. Write elsewhere, replace it with "
+                f"overwrite=True "
+                "(--overwrite), or finish an interrupted run of the same input with resume=True (--resume)",
+                kind="exists",
+            )
+        for prefix in (f"{self._prefix}-", "manifest"):
+            self._storage.abort_stale_uploads(prefix)
+
+    def withdraw(self) -> None:
+        """Take back the pointer, before the first shard that it names is replaced."""
+        if self.before.pointer and not self._withdrawn:
+            self._storage.delete(MANIFEST_NAME)
+            self._withdrawn = True
+
+    def commit(self, shards: Sequence[WrittenShard], *, base_url: str = "") -> Manifest:
+        """Publish a generation that consists of these shards.
+
+        Where the newest generation already says the same, nothing is written.
+
+        Raises:
+            ConfigError: There is no shard, or the shards disagree about a metadata column.
+            StorageError: Another writer published in the meantime (kind ``conflict``), or writing failed.
+        """
+        if not shards:
+            raise ConfigError(
+                f"{self._storage.url}: there was no sample to write, so no shard and no manifest was made",
+                kind="empty_dataset",
+            )
+        if self.before.pointer and self.before.manifest is None:
+            self.withdraw()  # it names a generation that is damaged or lost
+        schema = _merge_columns(shards)
+        fields = sorted({name for shard in shards for name in shard.fields})
+        records = [shard.record for shard in shards]
+        old = None if self._withdrawn else self.before.manifest
+        if old is not None and _same_table(old, records, base_url):
+            return old
+        # A generation whose pointer stays may be pinned by readers, so it and its shards stay too.
+        replaces = self.before.pointer is None or self._withdrawn
+        if replaces:
+            self._delete(self.before.generations)
+        manifest = Manifest(
+            shards=records,
+            generation=old.generation + 1 if old else 1,
+            writer=writer_name(),
+            fields=fields,
+            columns=schema,
+            base_url=base_url,
+        )
+        self._put(manifest)
+        if replaces:
+            self._delete(self._stale_shards(records))
+        return manifest
+
+    def _put(self, manifest: Manifest) -> None:
+        encoded = manifest.encode()
+        pointer = ManifestPointer(generation=manifest.generation, sha256=hashlib.sha256(encoded).digest()).encode()
+        replaced = None if self._withdrawn else self.before.pointer
+        try:
+            self._storage.put(generation_name(manifest.generation), encoded, if_absent=True)
+            if replaced is None:
+                self._storage.put(MANIFEST_NAME, pointer, if_absent=True)
+            else:
+                self._storage.put(MANIFEST_NAME, pointer, if_match=replaced.etag)
+        except StorageError as exc:
+            if exc.kind != "conflict":
+                raise
+            raise StorageError(
+                f"{self._storage.url}: another writer published generation {manifest.generation} while this one wrote "
+                f"its shards; "
+                "check both, then run one of them again with overwrite=True (--overwrite)",
+                kind="conflict",
+            ) from exc
+
+    def _stale_shards(self, records: Iterable[ShardRecord]) -> list[str]:
+        """Numbered shards of this prefix, and their indexes, that the new generation does not name."""
+        kept = {record.name.removesuffix(".tar") for record in records}
+        return [name for name in self.before.shards if name.rpartition(".")[0] not in kept]
+
+    def _delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._storage.delete(name)
+
+
+def _same_table(manifest: Manifest, records: Sequence[ShardRecord], base_url: str) -> bool:
+    return manifest.base_url == base_url and list(manifest.shards) == list(records)
+
+
+def _merge_columns(shards: Sequence[WrittenShard]) -> dict[str, str]:
+    """Type name of each metadata column over all shards; integers and floats together are ``float64``."""
+    merged = dict(shards[0].columns)
+    for shard in shards[1:]:
+        if shard.columns.keys() != merged.keys():
+            raise _column_error(shard, f"expected metadata columns {sorted(merged)}, found {sorted(shard.columns)}")
+        for name, kind in shard.columns.items():
+            if kind != merged[name]:
+                if {kind, merged[name]} != {"int64", "float64"}:
+                    raise _column_error(
+                        shard, f"column {name!r}: expected {merged[name]} as in shards before, found {kind}"
+                    )
+                merged[name] = "float64"
+    return merged
+
+
+def _column_error(shard: WrittenShard, problem: str) -> ConfigError:
+    return ConfigError(f"shard {shard.record.name}: {problem}", kind="bad_column", shard=shard.record.name)
+
+
+def writer_name() -> str:
+    """Program and version, as kept in manifests."""
+    try:
+        return f"janus-shards {version('janus-shards')}"
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "janus-shards"
