@@ -116,9 +116,9 @@ def encode_field(field: str, value: object) -> bytes:
         raise SampleError(f"field {field!r}: {exc.message}", kind=exc.kind, field=field) from exc
 
 
-def has_codec(field: str) -> bool:
-    """Whether the table turns this field into a value; otherwise it stays bytes."""
-    return _last_part(field) in _CODECS
+def is_integer_field(field: str) -> bool:
+    """Whether the table turns this field into an ``int``, so that a batch can hold it as an array."""
+    return _CODECS.get(_last_part(field)) is _INTEGER
 
 
 def _last_part(field: str) -> str:

@@ -108,7 +108,7 @@ def decode_image16(data: RawBytes, *, exif: bool = True, max_pixels: int = MAX_P
 
 
 def image_size(data: RawBytes, *, exif: bool = True) -> tuple[int, int]:
-    """(width, height) of a picture as ``decode_image`` delivers it, from its header alone.
+    """(width, height) of a picture as ``decode_image`` delivers it, from its header alone. Any size is told.
 
     Raises:
         DecodeError: As ``decode_image``, for what the header shows.
@@ -118,6 +118,9 @@ def image_size(data: RawBytes, *, exif: bool = True) -> tuple[int, int]:
     if header is not None:
         sideways = exif and header.orientation >= 5
         return (header.height, header.width) if sideways else (header.width, header.height)
+    canvas = headers.canvas_size(data, name)
+    if canvas is not None and canvas[0] * canvas[1] > MAX_PIXELS:
+        return canvas  # the decoder would reserve memory for it, or warn
     with _pillow_errors(name):
         picture = _open_with_pillow(data, name, None)
         width, height = picture.size
@@ -292,6 +295,9 @@ def _open_with_pillow(data: RawBytes, name: str, max_pixels: int | None) -> Imag
     if name == "avif" and importlib.util.find_spec("PIL._avif") is None:
         raise DecodeError("this Pillow was built without AVIF", kind="unsupported_image")
     decoder = getattr(importlib.import_module(f"PIL.{module_name}"), class_name)
+    if name == "jpeg":
+        # Only the resolution would be read from it, and Pillow warns when it is damaged. jpeg_header knows the rest.
+        data = bytes(data).replace(b"Exif\x00\x00", bytes(6), 1)
     # BytesIO shares a bytes object and copies a memoryview.
     picture: ImageFile.ImageFile = decoder(io.BytesIO(data))
     if max_pixels is not None:
@@ -305,8 +311,13 @@ def _pillow_orientation(picture: ImageFile.ImageFile, data: RawBytes, name: str,
         # Pillow turns TIFFs by itself, and tells their size turned: only exif=False leaves work, the inverse turn.
         turned = getattr(picture, "tag_v2", {}).get(_ORIENTATION_TIFF, 1)
         return 1 if exif else {6: 8, 8: 6}.get(turned, turned)
+    if not exif:
+        return 1
+    if name == "jpeg":
+        header = headers.jpeg_header(data)
+        return header.orientation if header else 1
     block = headers.png_exif(data) if name == "png" else picture.info.get("exif")
-    return headers.exif_orientation(block) if exif and block else 1
+    return headers.exif_orientation(block) if block else 1
 
 
 def _rgb(picture: ImageFile.ImageFile, name: str) -> Pixels:
