@@ -13,7 +13,7 @@ import xxhash
 
 from janus_shards.errors import ConfigError, StorageError
 from janus_shards.format.columns import Strings
-from janus_shards.format.index import DEFAULT_INLINE_BYTES, FieldSpan, IndexBuilder, ShardIndex
+from janus_shards.format.index import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, FieldSpan, IndexBuilder, ShardIndex
 from janus_shards.format.manifest import ShardRecord
 from janus_shards.format.naming import check_prefix, index_name, shard_name
 from janus_shards.format.tar import BLOCK_BYTES, END_BLOCKS, encode_header, padding
@@ -58,8 +58,10 @@ class ShardLayout:
             raise ConfigError(f"max_shard_bytes={self.max_shard_bytes}: expected 1 to {_MAX_SHARD_BYTES} (2 TiB)")
         if self.max_samples is not None and self.max_samples < 1:
             raise ConfigError(f"max_samples={self.max_samples}: expected at least 1, or None for no limit")
-        if self.inline_bytes < 0:
-            raise ConfigError(f"inline_bytes={self.inline_bytes}: expected 0 (keep none) or more")
+        if not 0 <= self.inline_bytes <= MAX_INLINE_BYTES:
+            raise ConfigError(
+                f"inline_bytes={self.inline_bytes}: expected 0 (keep none) to {MAX_INLINE_BYTES} (16 MiB)"
+            )
 
     def is_full(self, num_samples: int, num_bytes: int, next_bytes: int) -> bool:
         """Whether the next sample belongs into the next shard.
