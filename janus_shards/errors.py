@@ -11,8 +11,8 @@
       SampleBudgetError
       ResumeError
 
-Worker processes re-raise these, so each one can be built from a single message string and survives pickling with its context.
-Foreign exceptions are translated where they arise, in the module that owns the foreign library, never here.
+Worker processes re-raise these, so each one can be built from a single message string and survives pickling with its
+context. Foreign exceptions are translated where they arise, in the module that owns the foreign library, never here.
 """
 
 from typing import Any

@@ -1,1 +1,4 @@
-"""The bytes on disk: names, tar members, indexes and manifests. Pure functions of bytes; no I/O. Described in ``docs/format.md``."""
+"""The bytes on disk: names, tar members, indexes and manifests, as ``docs/format.md`` describes them.
+
+Pure functions of bytes; no I/O.
+"""

@@ -1,6 +1,8 @@
-"""Typed columns inside MessagePack maps: arrays as ``[dtype, bin]``, strings as offsets and bytes, and the envelope around them.
+"""Typed columns inside MessagePack maps: arrays as ``[dtype, bin]``, strings as offsets and bytes, and their envelope.
 
-Every column is one little-endian ``bin`` that ``numpy.frombuffer`` reads in place; lists of objects are never used.
+Every column is one little-endian ``bin`` that ``numpy.frombuffer`` reads in place; lists of objects are never used. The
+envelope is a map that starts with ``magic`` and ``version`` and ends with ``xxh3``, a checksum of everything before its
+value, so that damage is found before a single number is believed.
 """
 
 from collections.abc import Mapping
@@ -8,24 +10,45 @@ from typing import Any, TypeAlias
 
 import msgpack
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from janus_shards.errors import FormatError, VersionError
+from janus_shards.errors import ConfigError, FormatError, VersionError
+from janus_shards.format.naming import is_unicode
 from janus_shards.sample import RawBytes
 
 FORMAT_VERSION = 1
 
+#: Most entries that a map or list may have: no map is as long as the data, and a header may not claim so.
+MAX_ENTRIES = 65_535
+
+_CHECKSUM = "xxh3"
+_CHECKSUM_BYTES = 8
+
 # What may stand before a bin. Anything else in a file is damage: numpy would also parse object and record dtypes.
 _DTYPES = {name: np.dtype(name) for name in ("|b1", "|u1", "<u4", "<u8", "<i8", "<f8")}
+_UNSIGNED = ("<u4", "<u8")
 
-#: A decoded MessagePack map; values are checked by the ``take_*`` functions.
+#: A decoded MessagePack map; values are checked by the methods of ``Columns``.
 PackedMap: TypeAlias = dict[str, Any]
 
 
 def pack_map(magic: str, content: Mapping[str, Any]) -> bytes:
-    """One MessagePack map that starts with its magic and the format version; the same bytes for the same content."""
-    packed: bytes = msgpack.packb({"magic": magic, "version": FORMAT_VERSION, **content}, use_bin_type=True)
-    return packed
+    """One MessagePack map with magic, format version and checksum around the content.
+
+    The same bytes for the same content. Text that came from a tar may hold surrogate escapes; they are stored as the
+    bytes that they stand for.
+
+    Raises:
+        ConfigError: The content is larger than MessagePack or this format can say.
+    """
+    envelope = {"magic": magic, "version": FORMAT_VERSION, **content, _CHECKSUM: bytes(_CHECKSUM_BYTES)}
+    try:
+        packed: bytes = msgpack.packb(envelope, use_bin_type=True, unicode_errors="surrogateescape")
+    except (ValueError, OverflowError) as exc:
+        raise ConfigError(f"{magic}: {exc}; write smaller shards or keep less inline", kind="index_too_large") from exc
+    body = packed[:-_CHECKSUM_BYTES]
+    return body + _checksum(body)
 
 
 def unpack_map(data: RawBytes, *, magic: str, name: str, error: type[FormatError]) -> PackedMap:
@@ -38,100 +61,144 @@ def unpack_map(data: RawBytes, *, magic: str, name: str, error: type[FormatError
         error: Raised when the bytes are no such map.
 
     Raises:
-        VersionError: The magic is right and the version is not.
+        VersionError: The magic and the checksum are right and the version is not.
     """
     try:
-        content = msgpack.unpackb(data, raw=False, strict_map_key=True)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as exc:
+        content = msgpack.unpackb(
+            data,
+            unicode_errors="surrogateescape",
+            object_pairs_hook=_unique_map,
+            max_array_len=MAX_ENTRIES,
+            max_map_len=MAX_ENTRIES,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.exceptions.UnpackException) as exc:
         raise error(
-            f"{name}: expected one MessagePack map of {magic}, found damaged bytes ({_reason(exc)})", shard=name
+            f"{name}: expected one MessagePack map of {magic}, found damaged bytes ({str(exc) or type(exc).__name__})",
+            shard=name,
         ) from exc
     if not isinstance(content, dict) or content.get("magic") != magic:
         raise error(f"{name}: expected a MessagePack map with magic {magic!r}, found something else", shard=name)
-    if content.get("version") != FORMAT_VERSION:
+    view = memoryview(data)
+    if list(content)[-1] != _CHECKSUM or view[-_CHECKSUM_BYTES:] != _checksum(view[:-_CHECKSUM_BYTES]):
+        raise error(f"{name}: expected {len(view)} bytes of {magic} with a right checksum, found damage", shard=name)
+    version = content.get("version")
+    if type(version) is not int or version != FORMAT_VERSION:
         raise VersionError(
-            f"{name}: expected format version {FORMAT_VERSION}, found {content.get('version')!r}; "
+            f"{name}: expected format version {FORMAT_VERSION}, found {version!r}; "
             "read it with a release of janus-shards that knows this version",
             shard=name,
         )
     return content
 
 
-def _reason(exc: BaseException) -> str:
-    return str(exc) or type(exc).__name__
+def _unique_map(pairs: list[tuple[object, object]]) -> PackedMap:
+    found: PackedMap = {}
+    for key, value in pairs:
+        if not isinstance(key, str) or key in found:
+            raise ValueError(f"key {key!r} is no text or occurs twice")
+        found[key] = value
+    return found
+
+
+def _checksum(body: RawBytes) -> bytes:
+    return xxhash.xxh3_64_digest(body)
 
 
 class Columns:
-    """Checked access to a decoded map: each method returns the value of one key or raises ``error`` naming it."""
+    """Checked access to a decoded map: each method returns the value of one key or raises ``error`` naming it.
 
-    def __init__(self, content: PackedMap, *, name: str, error: type[FormatError]) -> None:
+    Keys that nobody asks for are ignored, so that a later release can add some.
+
+    Args:
+        content: The map.
+        name: Name of the object that holds it, for messages.
+        error: What to raise.
+        path: Where in the object the map stands, for messages.
+    """
+
+    def __init__(self, content: PackedMap, *, name: str, error: type[FormatError], path: str = "") -> None:
         self._content = content
         self._name = name
         self._error = error
+        self._path = path
 
-    def integer(self, key: str) -> int:
+    def integer(self, key: str, maximum: int = 2**53) -> int:
+        """A count between 0 and ``maximum``."""
         value = self._content.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self.damaged(key, "a count", value)
+        if type(value) is not int or not 0 <= value <= maximum:
+            raise self.damaged(key, f"a count of at most {maximum}", value)
         return value
 
     def text(self, key: str) -> str:
+        """Valid Unicode text."""
         value = self._content.get(key)
-        if not isinstance(value, str):
+        # Only names from a tar may be other bytes than UTF-8, and those are read by `names` and `strings`.
+        if not isinstance(value, str) or not is_unicode(value):
             raise self.damaged(key, "text", value)
         return value
 
+    def texts(self, key: str) -> list[str]:
+        """A list of names, which may hold surrogate escapes."""
+        value = self._content.get(key)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self.damaged(key, "a list of texts", value)
+        return value
+
     def binary(self, key: str, length: int | None = None) -> bytes:
+        """Bytes, exactly ``length`` of them where that is given."""
         value = self._content.get(key)
         if not isinstance(value, bytes) or (length is not None and len(value) != length):
             raise self.damaged(key, "bytes" if length is None else f"{length} bytes", value)
         return value
 
-    def array(self, key: str, length: int, kinds: str = "u") -> NDArray[Any]:
-        """A 1-D array of ``length`` values whose dtype kind is one of ``kinds``; a view of the file's bytes."""
-        array = self.optional_array(key, kinds)
+    def array(self, key: str, length: int, dtypes: tuple[str, ...] = _UNSIGNED) -> NDArray[Any]:
+        """A 1-D array of ``length`` values of one of ``dtypes``; a view of the file's bytes."""
+        array = self.optional_array(key, dtypes)
         if array is None or len(array) != length:
             found = "nothing" if array is None else f"{len(array)} values"
             raise self.damaged(key, f"an array of {length} values", found)
         return array
 
-    def optional_array(self, key: str, kinds: str = "u") -> NDArray[Any] | None:
+    def optional_array(self, key: str, dtypes: tuple[str, ...] = _UNSIGNED) -> NDArray[Any] | None:
+        """As ``array``, of any length; ``None`` where the key is missing."""
         value = self._content.get(key)
         if value is None:
             return None
-        dtype = (
-            _DTYPES.get(value[0]) if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) else None
-        )
-        if (
-            dtype is None
-            or dtype.kind not in kinds
-            or not isinstance(value[1], bytes)
-            or len(value[1]) % dtype.itemsize
-        ):
-            raise self.damaged(key, "an array", value)
-        return np.frombuffer(value[1], dtype=dtype)
+        dtype, data = value if isinstance(value, list) and len(value) == 2 else (None, None)
+        if dtype not in dtypes or not isinstance(data, bytes) or len(data) % _DTYPES[dtype].itemsize:
+            raise self.damaged(key, f"an array of {' or '.join(dtypes)}", value)
+        array = np.frombuffer(data, dtype=_DTYPES[dtype])
+        if dtype == "|b1" and len(array) and array.view(np.uint8).max() > 1:
+            raise self.damaged(key, "booleans of 0 and 1", "other bytes")
+        return array
 
     def strings(self, key: str, length: int) -> "Strings":
+        """A column of ``length`` strings."""
         inner = self.map(key)
-        offsets = inner.array("offsets", length + 1)
-        data = inner.binary("data")
-        if offsets[0] != 0 or offsets[-1] != len(data) or (np.diff(offsets.astype(np.int64)) < 0).any():
+        offsets, data = inner.array("offsets", length + 1), inner.binary("data")
+        # Compared, not subtracted: differences of unsigned numbers wrap round.
+        if offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any():
             raise self.damaged(key, f"{length} strings", "offsets that do not fit their bytes")
         return Strings(data, offsets)
 
     def map(self, key: str) -> "Columns":
+        """A map inside this one."""
         value = self._content.get(key)
         if not isinstance(value, dict):
             raise self.damaged(key, "a map", value)
-        return Columns(value, name=f"{self._name}: {key}", error=self._error)
+        return Columns(value, name=self._name, error=self._error, path=f"{self._path}{key}/")
 
     def names(self) -> list[str]:
         """Keys of this map, in stored order."""
         return list(self._content)
 
     def damaged(self, key: str, expected: str, found: object) -> FormatError:
-        shown = found if isinstance(found, str) else type(found).__name__ if not isinstance(found, int) else repr(found)
-        return self._error(f"{self._name}: entry {key!r}: expected {expected}, found {shown}", shard=self._name)
+        """The error for an entry that is not as expected; ``found`` is shown if it is text or a number."""
+        shown = repr(found) if isinstance(found, int) else found if isinstance(found, str) else type(found).__name__
+        return self._error(
+            f"{self._name}: entry {self._path + key!r}: expected {expected}, found {shown[:200]}", shard=self._name
+        )
 
 
 class Strings:
@@ -150,6 +217,7 @@ class Strings:
 
     @classmethod
     def of(cls, values: list[bytes]) -> "Strings":
+        """The column of these strings."""
         offsets = np.zeros(len(values) + 1, dtype=np.int64)
         np.cumsum([len(value) for value in values], out=offsets[1:])
         return cls(b"".join(values), offsets)

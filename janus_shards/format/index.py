@@ -1,9 +1,10 @@
 """The sidecar index of one shard: where every field of every sample lies, small fields themselves, and typed metadata.
 
-``IndexBuilder`` collects samples while a shard is written or scanned; ``ShardIndex`` answers questions about rows, vectorised.
-Byte layout: ``docs/format.md``.
+``IndexBuilder`` collects samples while a shard is written or scanned; ``ShardIndex`` answers questions about rows,
+vectorised. Byte layout: ``docs/format.md``.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,20 +14,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from janus_shards.errors import ConfigError, IndexFormatError
-from janus_shards.format.columns import Columns, Strings, pack_array, pack_map, pack_strings, pack_unsigned, unpack_map
-from janus_shards.format.naming import check_relative, may_inline
-from janus_shards.format.tar import BLOCK_BYTES
+from janus_shards.format.columns import (
+    MAX_ENTRIES,
+    Columns,
+    Strings,
+    pack_array,
+    pack_map,
+    pack_strings,
+    pack_unsigned,
+    unpack_map,
+)
+from janus_shards.format.naming import is_field, is_unicode, may_inline
+from janus_shards.format.tar import BLOCK_BYTES, MAX_TAR_BYTES
 from janus_shards.sample import RawBytes
 
 INDEX_MAGIC = "janus-shards-index"
 DEFAULT_INLINE_BYTES = 4096
+
+#: Values of this length and more are never kept in an index.
+MAX_INLINE_BYTES = 1 << 24
 
 #: One value of a metadata column.
 ColumnValue: TypeAlias = bool | int | float | str
 
 
 class FieldSpan(NamedTuple):
-    """Where one field of one sample lies: data offset in the shard, length in bytes, XXH3-64 of the data, inline data if kept."""
+    """Where one field of one sample lies.
+
+    ``offset`` is the position of the data in the shard and ``size`` its length, both in bytes; ``xxh3`` is the XXH3-64
+    of the data, and ``data`` the data itself where it is at hand.
+    """
 
     field: str
     offset: int
@@ -59,10 +76,10 @@ class FieldColumn:
         """Where each row stands in this column, -1 for rows without the field. Shape as ``rows``."""
         if self.rows is None:
             return rows
-        at = np.searchsorted(self.rows, rows)
-        at_safe = np.minimum(at, max(len(self.rows) - 1, 0))
-        found = (self.rows[at_safe] == rows) if len(self.rows) else np.zeros(len(rows), dtype=bool)
-        return np.where(found, at_safe, -1)
+        if not len(self.rows):
+            return np.full(len(rows), -1)
+        at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+        return np.where(self.rows[at] == rows, at, -1)
 
     @cached_property
     def inline_starts(self) -> NDArray[np.int64]:
@@ -73,7 +90,10 @@ class FieldColumn:
 
 
 class Spans(NamedTuple):
-    """Byte ranges of one field for ``n`` rows; ``sizes`` is -1 where a row lacks the field. All int64 but ``xxh3``, shape ``(n,)``."""
+    """Byte ranges of one field for ``n`` rows, each array of shape ``(n,)``.
+
+    A row without the field has size -1, offset 0 and hash 0.
+    """
 
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -102,9 +122,11 @@ class ShardIndex:
 
     @property
     def num_samples(self) -> int:
+        """Rows of the shard."""
         return len(self.keys)
 
     def key(self, row: int) -> str:
+        """Key of one row; bytes that are no UTF-8 are surrogate escapes."""
         return self.keys[row].decode("utf-8", "surrogateescape")
 
     def spans(self, field_name: str, rows: NDArray[np.int64]) -> Spans:
@@ -116,10 +138,15 @@ class ShardIndex:
         """
         column = self.fields.get(field_name)
         if column is None or not len(column.units):
-            return Spans(np.zeros(len(rows), np.int64), np.full(len(rows), -1), np.zeros(len(rows), np.uint64))
+            return Spans(
+                np.zeros(len(rows), np.int64), np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.uint64)
+            )
         places = column.places(rows)
-        offsets = column.units[places].astype(np.int64) * BLOCK_BYTES
-        return Spans(offsets, np.where(places >= 0, column.sizes[places].astype(np.int64), -1), column.xxh3[places])
+        offsets, sizes = column.units[places].astype(np.int64) * BLOCK_BYTES, column.sizes[places].astype(np.int64)
+        if column.rows is None:
+            return Spans(offsets, sizes, column.xxh3[places])
+        found = places >= 0
+        return Spans(np.where(found, offsets, 0), np.where(found, sizes, -1), np.where(found, column.xxh3[places], 0))
 
     def inline(self, field_name: str, row: int) -> bytes | None:
         """The bytes of a field when the index keeps them, else ``None``."""
@@ -171,24 +198,18 @@ class ShardIndex:
         """
         content = unpack_map(data, magic=INDEX_MAGIC, name=name, error=IndexFormatError)
         top = Columns(content, name=name, error=IndexFormatError)
-        num_samples, tar_bytes = top.integer("num_samples"), top.integer("tar_bytes")
+        tar_bytes = top.integer("tar_bytes", MAX_TAR_BYTES)
+        # Each sample has at least one member, and each member a header.
+        num_samples = top.integer("num_samples", tar_bytes // BLOCK_BYTES)
         fields, columns = top.map("fields"), top.map("columns")
         return cls(
             name=name,
             tar_bytes=tar_bytes,
             tar_sha256=top.binary("tar_sha256", 32),
             keys=top.strings("keys", num_samples),
-            fields={key: _unpack_field(fields, key, num_samples, tar_bytes) for key in _checked_names(fields)},
+            fields={key: _unpack_field(fields, key, num_samples, tar_bytes) for key in fields.names()},
             columns={key: _unpack_column(columns, key, num_samples) for key in columns.names()},
         )
-
-
-def _checked_names(fields: Columns) -> list[str]:
-    names = fields.names()
-    for name in names:
-        if not check_relative(name) or "/" in name:
-            raise fields.damaged(name, "a field name", "a name with path components")
-    return names
 
 
 def _pack_field(column: FieldColumn) -> dict[str, Any]:
@@ -206,21 +227,38 @@ def _pack_field(column: FieldColumn) -> dict[str, Any]:
 
 
 def _unpack_field(fields: Columns, name: str, num_samples: int, tar_bytes: int) -> FieldColumn:
+    if not is_field(name):
+        raise fields.damaged(name, "a field name", "an empty name, or one with a slash or NUL")
     packed = fields.map(name)
-    rows = packed.optional_array("rows")
-    if rows is not None and len(rows) and ((np.diff(rows.astype(np.int64)) <= 0).any() or int(rows[-1]) >= num_samples):
+    rows = packed.optional_array("rows", ("<u4",))
+    # Compared, not subtracted: differences of unsigned numbers wrap round.
+    if rows is not None and len(rows) and ((rows[1:] <= rows[:-1]).any() or int(rows[-1]) >= num_samples):
         raise packed.damaged("rows", f"ascending rows below {num_samples}", "others")
     length = num_samples if rows is None else len(rows)
-    units, sizes, xxh3 = packed.array("offset", length), packed.array("size", length), packed.array("xxh3", length)
-    # Compared as floats so that a size near 2**64 cannot wrap round; a tar is far below 2**53 bytes.
-    if length and (units.astype(np.float64) * BLOCK_BYTES + sizes.astype(np.float64)).max() > tar_bytes:
-        raise packed.damaged("offset", f"fields inside the {tar_bytes} bytes of the shard", "one that ends beyond")
     has_inline = "inline_bytes" in packed.names()
-    inline_bytes = packed.integer("inline_bytes") if has_inline else 0
-    column = FieldColumn(rows, units, sizes, xxh3, packed.binary("inline") if has_inline else b"", inline_bytes)
+    column = FieldColumn(
+        rows=rows,
+        units=packed.array("offset", length, ("<u4",)),
+        sizes=packed.array("size", length),
+        xxh3=packed.array("xxh3", length, ("<u8",)),
+        inline=packed.binary("inline") if has_inline else b"",
+        inline_bytes=packed.integer("inline_bytes", MAX_INLINE_BYTES) if has_inline else 0,
+    )
+    if not _lies_inside(column, tar_bytes):
+        raise packed.damaged("offset", f"fields inside the {tar_bytes} bytes of the shard", "one that ends beyond")
     if int(column.inline_starts[-1]) != len(column.inline):
         raise packed.damaged("inline", f"{int(column.inline_starts[-1])} bytes", f"{len(column.inline)} bytes")
     return column
+
+
+def _lies_inside(column: FieldColumn, tar_bytes: int) -> bool:
+    if not len(column.sizes):
+        return True
+    # The largest size first: below 2**53 the sum of offset and size is exact in int64.
+    if int(column.sizes.max()) > tar_bytes:
+        return False
+    ends = column.units.astype(np.int64) * BLOCK_BYTES + column.sizes.astype(np.int64)
+    return int(ends.max()) <= tar_bytes
 
 
 def _pack_column(column: "NDArray[Any] | Strings") -> dict[str, Any]:
@@ -231,7 +269,7 @@ def _unpack_column(columns: Columns, name: str, num_samples: int) -> "NDArray[An
     packed = columns.map(name)
     if "strings" in packed.names():
         return packed.strings("strings", num_samples)
-    return packed.array("values", num_samples, kinds="biuf")
+    return packed.array("values", num_samples, ("|b1", "<i8", "<f8"))
 
 
 class IndexBuilder:
@@ -240,112 +278,166 @@ class IndexBuilder:
     Args:
         name: Name of the shard, for messages.
         inline_bytes: Values shorter than this are kept in the index, media and tensors excepted; 0 keeps none.
+
+    Raises:
+        ConfigError: ``inline_bytes`` is outside 0 to 16 MiB.
     """
 
     def __init__(self, name: str, *, inline_bytes: int = DEFAULT_INLINE_BYTES) -> None:
+        if not 0 <= inline_bytes <= MAX_INLINE_BYTES:
+            raise ConfigError(f"inline_bytes={inline_bytes}: expected 0 (keep none) to {MAX_INLINE_BYTES} (16 MiB)")
         self._name = name
         self._inline_bytes = inline_bytes
-        self._keys: list[bytes] = []
+        self._keys = bytearray()
+        self._key_stops = array("q", [0])
         self._fields: dict[str, _GrowingField] = {}
         self._columns: dict[str, list[ColumnValue]] = {}
 
     @property
     def num_samples(self) -> int:
-        return len(self._keys)
+        """Rows added so far."""
+        return len(self._key_stops) - 1
 
     def keeps_inline(self, field_name: str, size: int) -> bool:
         """Whether ``add`` wants the data of such a field."""
         return size < self._inline_bytes and may_inline(field_name)
 
     def add(self, key: str, spans: Sequence[FieldSpan], columns: Mapping[str, ColumnValue] | None = None) -> None:
-        """Add the next row.
+        """Add the next row; after an error the builder is as before.
 
         Raises:
-            ConfigError: A metadata column is missing, new in a later row, or of another type than before.
+            ConfigError: A metadata column is missing, new in a later row or no storable value; a field occurs twice, or
+                lies where an index cannot point to.
         """
-        columns = columns or {}
-        row = len(self._keys)
-        if row and set(columns) != set(self._columns):
-            raise ConfigError(
-                f"shard {self._name}, key {key!r}: expected metadata columns {sorted(self._columns)} as in the rows before, "
-                f"found {sorted(columns)}",
-                kind="bad_column",
-                shard=self._name,
-                key=key,
-            )
-        for name, value in columns.items():
-            self._columns.setdefault(name, []).append(_checked_value(name, value, key))
+        values = self._checked_columns(key, columns or {})
+        self._check_spans(key, spans)
+        for name, value in values.items():
+            self._columns.setdefault(name, []).append(value)
+        row = self.num_samples
         for span in spans:
-            inline_bytes = self._inline_bytes if may_inline(span.field) else 0
-            self._fields.setdefault(span.field, _GrowingField(inline_bytes)).add(row, span)
-        self._keys.append(key.encode("utf-8", "surrogateescape"))
+            growing = self._fields.get(span.field)
+            if growing is None:
+                growing = self._fields[span.field] = _GrowingField(self._inline_bytes if may_inline(span.field) else 0)
+            growing.add(row, span)
+        self._keys += key.encode("utf-8", "surrogateescape")
+        self._key_stops.append(len(self._keys))
 
     def build(self, *, tar_bytes: int, tar_sha256: bytes) -> ShardIndex:
-        """The finished index of a shard of this length and digest."""
+        """The finished index of a shard of this length and digest.
+
+        Raises:
+            ConfigError: A metadata column mixes types, or the shard is longer than 2 TiB.
+            ValueError: A field ends beyond the shard.
+        """
+        if tar_bytes > MAX_TAR_BYTES:
+            raise self._error(
+                f"expected at most 2 TiB, found {tar_bytes} bytes; write smaller shards", "shard_too_large"
+            )
+        fields = {name: growing.build(self.num_samples) for name, growing in self._fields.items()}
+        if not all(_lies_inside(column, tar_bytes) for column in fields.values()):
+            raise ValueError(f"shard {self._name}: a field ends beyond its {tar_bytes} bytes")
         return ShardIndex(
             name=self._name,
             tar_bytes=tar_bytes,
             tar_sha256=tar_sha256,
-            keys=Strings.of(self._keys),
-            fields={name: growing.build(len(self._keys)) for name, growing in self._fields.items()},
+            keys=Strings(bytes(self._keys), np.array(self._key_stops, dtype=np.int64)),
+            fields=fields,
             columns={name: _column(name, values) for name, values in self._columns.items()},
         )
 
+    def _checked_columns(self, key: str, columns: Mapping[str, ColumnValue]) -> dict[str, ColumnValue]:
+        if self.num_samples and columns.keys() != self._columns.keys():
+            raise self._error(
+                f"expected metadata columns {sorted(self._columns)} as in the rows before, found {sorted(columns)}",
+                "bad_column",
+                key=key,
+            )
+        return {name: _checked_value(name, value, key) for name, value in columns.items()}
+
+    def _check_spans(self, key: str, spans: Sequence[FieldSpan]) -> None:
+        names = {span.field for span in spans}
+        if len(names) != len(spans):
+            raise self._error("a field occurs twice", "duplicate_field", key=key)
+        if len(self._fields) + sum(name not in self._fields for name in names) > MAX_ENTRIES:
+            raise self._error(f"the shard has more than {MAX_ENTRIES} different fields", "too_many_fields", key=key)
+        for span in spans:
+            if span.offset % BLOCK_BYTES or not 0 <= span.offset < MAX_TAR_BYTES or span.size < 0:
+                raise self._error(
+                    f"data at offset {span.offset}: expected a multiple of 512 below 2 TiB; write smaller shards",
+                    "shard_too_large",
+                    key=key,
+                    field=span.field,
+                )
+            if self.keeps_inline(span.field, span.size) and (span.data is None or len(span.data) != span.size):
+                raise ValueError(f"field {span.field!r} of key {key!r}: its {span.size} bytes are needed for the index")
+
+    def _error(self, problem: str, kind: str, *, key: str | None = None, field: str | None = None) -> ConfigError:
+        named = "".join(f", {word} {value!r}" for word, value in (("key", key), ("field", field)) if value is not None)
+        return ConfigError(f"shard {self._name}{named}: {problem}", kind=kind, shard=self._name, key=key, field=field)
+
 
 class _GrowingField:
-    __slots__ = ("hashes", "inline", "inline_bytes", "offsets", "rows", "sizes")
+    """One field while rows come in. Machine numbers, not Python's: a shard may have millions of rows."""
+
+    __slots__ = ("hashes", "inline", "inline_bytes", "rows", "sizes", "units")
 
     def __init__(self, inline_bytes: int) -> None:
-        self.rows: list[int] = []
-        self.offsets: list[int] = []
-        self.sizes: list[int] = []
-        self.hashes: list[int] = []
-        self.inline: list[bytes] = []
+        self.rows = array("I")
+        self.units = array("I")
+        self.sizes = array("Q")
+        self.hashes = array("Q")
+        self.inline = bytearray()
         self.inline_bytes = inline_bytes
 
     def add(self, row: int, span: FieldSpan) -> None:
         self.rows.append(row)
-        self.offsets.append(span.offset)
+        self.units.append(span.offset // BLOCK_BYTES)
         self.sizes.append(span.size)
         self.hashes.append(span.xxh3)
-        if span.size < self.inline_bytes:
-            if span.data is None:
-                raise ValueError(f"field {span.field!r} of row {row}: data is needed to keep it inline")
-            self.inline.append(span.data)
+        if span.size < self.inline_bytes and span.data is not None:
+            self.inline += span.data
 
     def build(self, num_samples: int) -> FieldColumn:
-        rows = np.array(self.rows, dtype=np.uint32)
-        units = np.array(self.offsets, dtype=np.int64) // BLOCK_BYTES
-        sizes = np.array(self.sizes, dtype=np.uint64)
-        hashes = np.array(self.hashes, dtype=np.uint64)
         # A row list costs 4 bytes a value, less than a marker for each missing row unless hardly any row is missing.
-        dense = len(rows) == num_samples
+        dense = len(self.rows) == num_samples
         return FieldColumn(
-            None if dense else rows, units.astype(np.uint32), sizes, hashes, b"".join(self.inline), self.inline_bytes
+            rows=None if dense else np.array(self.rows, dtype=np.uint32),
+            units=np.array(self.units, dtype=np.uint32),
+            sizes=np.array(self.sizes, dtype=np.uint64),
+            xxh3=np.array(self.hashes, dtype=np.uint64),
+            inline=bytes(self.inline),
+            inline_bytes=self.inline_bytes,
         )
 
 
-def _checked_value(name: str, value: ColumnValue, key: str) -> ColumnValue:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if not isinstance(value, bool | int | float | str) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
-        raise ConfigError(
-            f"column {name!r} of key {key!r}: expected a bool, 64-bit integer, float or text, found {type(value).__name__}",
-            kind="bad_column",
-            key=key,
-        )
-    return value
+def _checked_value(name: str, value: object, key: str) -> ColumnValue:
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, int) and not -(2**63) <= plain < 2**63:
+        found = f"{plain}"
+    elif isinstance(plain, str) and not is_unicode(plain):
+        found = "text with lone surrogates"
+    elif isinstance(plain, bool | int | float | str):
+        return plain
+    else:
+        found = type(value).__name__
+    raise ConfigError(
+        f"column {name!r} of key {key!r}: expected a bool, 64-bit integer, float or text, found {found}",
+        kind="bad_column",
+        key=key,
+    )
 
 
 def _column(name: str, values: list[ColumnValue]) -> "NDArray[Any] | Strings":
     kinds = {type(value) for value in values}
     if kinds == {str}:
-        return Strings.of([str(value).encode("utf-8", "surrogateescape") for value in values])
+        return Strings.of([str(value).encode() for value in values])
     if kinds == {bool}:
         return np.array(values, dtype=np.bool_)
     if kinds == {int}:
         return np.array(values, dtype=np.int64)
-    if kinds <= {int, float}:
-        return np.array(values, dtype=np.float64)
     found = ", ".join(sorted(kind.__name__ for kind in kinds))
+    if kinds <= {int, float}:
+        if all(float(value) == value for value in values if isinstance(value, int)):
+            return np.array(values, dtype=np.float64)
+        found = "floats, and integers that a float64 would round"
     raise ConfigError(f"column {name!r}: expected one type in all rows, found {found}", kind="bad_column")

@@ -1,7 +1,7 @@
 """The manifest: which shards make up a data set, in which order, and how to know that they are still the same.
 
-``manifest.msgpack`` is a small pointer to the newest generation, ``manifest-<n>.msgpack`` an immutable generation. Byte layout:
-``docs/format.md``.
+``manifest.msgpack`` is a small pointer to the newest generation, ``manifest-<n>.msgpack`` an immutable generation. Byte
+layout: ``docs/format.md``.
 """
 
 import hashlib
@@ -15,11 +15,16 @@ from numpy.typing import NDArray
 
 from janus_shards.errors import ManifestError
 from janus_shards.format.columns import Columns, Strings, pack_map, pack_strings, pack_unsigned, unpack_map
-from janus_shards.format.naming import check_relative, generation_name
+from janus_shards.format.naming import check_relative, generation_name, index_name, is_field
+from janus_shards.format.tar import BLOCK_BYTES, MAX_TAR_BYTES
 from janus_shards.sample import RawBytes
 
 MANIFEST_MAGIC = "janus-shards-manifest"
 POINTER_MAGIC = "janus-shards-pointer"
+
+# Far above any index; what a reader fetches is limited by it.
+_MAX_INDEX_BYTES = 1 << 36
+_COLUMN_TYPES = ("bool", "int64", "float64", "str")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,7 @@ class Manifest:
 
     @property
     def num_samples(self) -> int:
+        """Rows of all shards."""
         return sum(shard.num_samples for shard in self.shards)
 
     def shard_rows(self) -> NDArray[np.int64]:
@@ -83,26 +89,34 @@ class Manifest:
         """Identity of the contents of the first ``num_shards`` shards (default all), as 64 hex digits.
 
         SHA-256 over (name, num_samples, tar_bytes, sha256) of each shard; a copy elsewhere has the same fingerprint.
+        Every prefix has one of its own, so a longer data set can be told to begin with a shorter one.
         """
+        if num_shards is not None and num_shards < 0:
+            raise ValueError(f"fingerprint of {num_shards} shards: expected at least 0")
         digest = hashlib.sha256(b"janus-shards fingerprint 1\n")
         for shard in self.shards[:num_shards]:
-            name = shard.name.encode("utf-8", "surrogateescape")
+            name = _bytes(shard.name)
             digest.update(struct.pack("<I", len(name)) + name + struct.pack("<QQ", shard.num_samples, shard.tar_bytes))
             digest.update(shard.sha256)
         return digest.hexdigest()
 
     def encode(self) -> bytes:
-        """The generation as stored; the same bytes for the same content."""
+        """The generation as stored; the same bytes for the same content.
+
+        Raises:
+            ManifestError: A shard path leaves its root (``bad_path``) or two shards would share a name or an index.
+        """
         shards = self.shards
+        _check_names([shard.name for shard in shards], "manifest to be written")
         table = {
-            "name": pack_strings(Strings.of([shard.name.encode("utf-8", "surrogateescape") for shard in shards])),
+            "name": pack_strings(Strings.of([_bytes(shard.name) for shard in shards])),
             "num_samples": _counts([shard.num_samples for shard in shards]),
             "tar_bytes": _counts([shard.tar_bytes for shard in shards]),
             "sha256": b"".join(shard.sha256 for shard in shards),
             "index_bytes": _counts([shard.index_bytes for shard in shards]),
             "index_sha256": b"".join(shard.index_sha256 for shard in shards),
-            "etag": pack_strings(Strings.of([shard.etag.encode() for shard in shards])),
-            "version_id": pack_strings(Strings.of([shard.version.encode() for shard in shards])),
+            "etag": pack_strings(Strings.of([_bytes(shard.etag) for shard in shards])),
+            "version_id": pack_strings(Strings.of([_bytes(shard.version) for shard in shards])),
         }
         content = {
             "generation": self.generation,
@@ -120,7 +134,8 @@ class Manifest:
         """Read a generation and check it.
 
         Raises:
-            ManifestError: The bytes are damaged, a shard path leaves its root, or the fingerprint does not fit the table.
+            ManifestError: The bytes are damaged, a shard path leaves its root (``bad_path``), or the fingerprint does
+                not fit the table.
             VersionError: A later format wrote them.
         """
         content = unpack_map(data, magic=MANIFEST_MAGIC, name=name, error=ManifestError)
@@ -128,10 +143,10 @@ class Manifest:
         schema = top.map("schema")
         manifest = cls(
             shards=_unpack_shards(top, name),
-            generation=top.integer("generation"),
+            generation=_unpack_generation(top),
             writer=top.text("writer"),
-            fields=_texts(content["schema"].get("fields"), schema, "fields"),
-            columns={key: schema.map("columns").text(key) for key in schema.map("columns").names()},
+            fields=_unpack_fields(schema),
+            columns=_unpack_columns(schema.map("columns")),
             base_url=top.text("base_url"),
         )
         found = top.binary("fingerprint", 32).hex()
@@ -144,38 +159,75 @@ def _counts(values: list[int]) -> list[Any]:
     return pack_unsigned(np.array(values, dtype=np.uint64))
 
 
-def _texts(value: object, schema: Columns, key: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise schema.damaged(key, "a list of texts", type(value).__name__)
-    return value
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _unpack_generation(top: Columns) -> int:
+    generation = top.integer("generation")
+    if generation < 1:
+        raise top.damaged("generation", "1 or more", generation)
+    return generation
+
+
+def _unpack_fields(schema: Columns) -> list[str]:
+    fields = schema.texts("fields")
+    if not all(is_field(name) for name in fields):
+        raise schema.damaged("fields", "field names", "an empty one, or one with a slash or NUL")
+    return fields
+
+
+def _unpack_columns(columns: Columns) -> dict[str, str]:
+    types = {name: columns.text(name) for name in columns.names()}
+    for name, kind in types.items():
+        if kind not in _COLUMN_TYPES:
+            raise columns.damaged(name, f"one of {', '.join(_COLUMN_TYPES)}", kind)
+    return types
+
+
+def _check_names(names: list[str], where: str) -> None:
+    indexes: set[str] = set()
+    for name in names:
+        if not check_relative(name):
+            raise ManifestError(
+                f"{where}: shard path {name!r}: expected a relative path that stays under the root",
+                kind="bad_path",
+                shard=name,
+            )
+        if index_name(name) in indexes:
+            raise ManifestError(f"{where}: shard {name!r}: another shard has this name or its index", shard=name)
+        indexes.add(index_name(name))
 
 
 def _unpack_shards(top: Columns, name: str) -> list[ShardRecord]:
     count, table = top.integer("num_shards"), top.map("shards")
     names = table.strings("name", count).texts()
-    for shard in names:
-        if not check_relative(shard):
-            raise ManifestError(
-                f"{name}: shard path {shard!r}: expected a relative path that stays under the root",
-                kind="bad_path",
-                shard=shard,
-            )
+    _check_names(names, name)
+    num_samples, tar_bytes, index_bytes = (
+        table.array(key, count) for key in ("num_samples", "tar_bytes", "index_bytes")
+    )
+    if count and int(tar_bytes.max()) > MAX_TAR_BYTES:
+        raise table.damaged("tar_bytes", f"lengths of at most {MAX_TAR_BYTES}", "a longer shard")
+    if (num_samples > tar_bytes // BLOCK_BYTES).any():
+        raise table.damaged("num_samples", "at most one sample for every 512 bytes of a shard", "more")
+    if count and int(index_bytes.max()) > _MAX_INDEX_BYTES:
+        raise table.damaged("index_bytes", f"lengths of at most {_MAX_INDEX_BYTES}", "a longer index")
     sha256, index_sha256 = table.binary("sha256", 32 * count), table.binary("index_sha256", 32 * count)
-    columns = [table.array(key, count).tolist() for key in ("num_samples", "tar_bytes", "index_bytes")]
+    columns = [column.tolist() for column in (num_samples, tar_bytes, index_bytes)]
     etags, versions = table.strings("etag", count).texts(), table.strings("version_id", count).texts()
-    rows = zip(names, *columns, etags, versions, strict=True)
+    table_rows = zip(names, *columns, etags, versions, strict=True)
     return [
         ShardRecord(
             name=shard,
-            num_samples=num_samples,
-            tar_bytes=tar_bytes,
+            num_samples=rows,
+            tar_bytes=length,
             sha256=sha256[32 * at : 32 * at + 32],
-            index_bytes=index_bytes,
+            index_bytes=index_length,
             index_sha256=index_sha256[32 * at : 32 * at + 32],
             etag=etag,
             version=version,
         )
-        for at, (shard, num_samples, tar_bytes, index_bytes, etag, version) in enumerate(rows)
+        for at, (shard, rows, length, index_length, etag, version) in enumerate(table_rows)
     ]
 
 
@@ -192,6 +244,7 @@ class ManifestPointer:
         return generation_name(self.generation)
 
     def encode(self) -> bytes:
+        """The pointer as stored."""
         return pack_map(POINTER_MAGIC, {"generation": self.generation, "sha256": self.sha256})
 
     @classmethod
@@ -202,7 +255,6 @@ class ManifestPointer:
             ManifestError: The bytes are damaged.
             VersionError: A later format wrote them.
         """
-        top = Columns(
-            unpack_map(data, magic=POINTER_MAGIC, name=name, error=ManifestError), name=name, error=ManifestError
-        )
-        return cls(generation=top.integer("generation"), sha256=top.binary("sha256", 32))
+        content = unpack_map(data, magic=POINTER_MAGIC, name=name, error=ManifestError)
+        top = Columns(content, name=name, error=ManifestError)
+        return cls(generation=_unpack_generation(top), sha256=top.binary("sha256", 32))

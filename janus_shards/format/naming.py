@@ -1,6 +1,7 @@
 """How member paths become keys and fields, and how shards and their indexes are called.
 
-The sample rule is webdataset's: the key is the path up to the first dot of its last component, the field is the rest in lower case.
+The sample rule is webdataset's: the key is the path up to the first dot of its last component, the field is the rest
+in lower case.
 """
 
 import re
@@ -13,34 +14,44 @@ _SHARD_SUFFIX = ".tar"
 _INDEX_SUFFIX = ".idx"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_=-]*")
 
+# PATH_MAX and NAME_MAX of Linux: what is longer could be written but never be unpacked.
+_MAX_KEY_BYTES = 4096
+_MAX_FIELD_BYTES = 255
+
 # Media and tensors are read from the shard; everything else may be kept inside the index when it is small.
-_NEVER_INLINE = frozenset(
-    "jpg jpeg png webp gif bmp tif tiff avif heic ppm pgm pbm jp2 "
-    "wav mp3 flac ogg opus m4a mp4 webm mkv avi mov "
-    "npy npz pth pt pyd pkl bin safetensors tar zip gz".split()
-)
+_IMAGES = {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm", "pgm", "pbm", "jp2"}
+_SOUND_AND_FILM = {"wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov"}
+_TENSORS_AND_ARCHIVES = {"npy", "npz", "pth", "pt", "pyd", "pkl", "bin", "safetensors", "tar", "zip", "gz"}
+_NEVER_INLINE = _IMAGES | _SOUND_AND_FILM | _TENSORS_AND_ARCHIVES
 
 
 def split_member(path: str) -> tuple[str, str] | None:
     """Key and field of a member, or ``None`` for a member that belongs to no sample.
 
-    Ignored are names without a dot, names whose last component starts with a dot, everything under ``__MACOSX/`` and names
-    of the form ``__x__``.
+    Ignored are names without a dot, names whose last component starts with a dot or has nothing behind its first one,
+    everything under ``__MACOSX/``, and names of the form ``__x__``, webdataset's mark for metadata, also as top folder.
     """
     folder, slash, base = path.rpartition("/")
     stem, dot, field = base.partition(".")
-    if not dot or not stem or not field:
-        return None
-    if (base.startswith("__") and base.endswith("__")) or "__MACOSX" in folder.split("/"):
+    if not dot or not stem or not field or _is_reserved(base) or _is_reserved_folder(folder.split("/")):
         return None
     return f"{folder}{slash}{stem}", field.lower()
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _is_reserved_folder(parts: list[str]) -> bool:
+    return "__MACOSX" in parts or _is_reserved(parts[0])
 
 
 def check_key(key: str) -> None:
     """Refuse a key that would not come back from a tar as it went in.
 
     Raises:
-        ConfigError: The key is empty, absolute, leaves its folder, has a dot in its last component or cannot be stored.
+        ConfigError: The key is empty, absolute, longer than 4096 bytes, leaves its folder, has a dot in its last
+            component, is one that readers skip, or cannot be stored.
     """
     problem = _key_problem(key)
     if problem:
@@ -51,11 +62,13 @@ def _key_problem(key: str) -> str | None:
     parts = key.split("/")
     if not key or "" in parts or "." in parts or ".." in parts:
         return "expected a relative path without empty, '.' or '..' components"
-    if "\0" in key or not _is_utf8(key):
+    if "\0" in key or not is_unicode(key):
         return "expected text without NUL and lone surrogates"
+    if len(key.encode()) > _MAX_KEY_BYTES:
+        return f"expected at most {_MAX_KEY_BYTES} bytes, found {len(key.encode())}"
     if "." in parts[-1]:
         return "the last component has a dot, which would end the key; replace it, for example by '_'"
-    if parts[0] == "__MACOSX" or (parts[-1].startswith("__") and parts[-1].endswith("__")):
+    if _is_reserved(parts[-1]) or _is_reserved_folder(parts):
         return "this name is reserved and readers skip it"
     return None
 
@@ -64,18 +77,27 @@ def check_field(field: str) -> None:
     """Refuse a field name that would not come back from a tar as it went in.
 
     Raises:
-        ConfigError: The field is empty, not lower case, or has a slash or a character that cannot be stored.
+        ConfigError: The field is empty, not lower case, longer than 255 bytes, or has a slash or a character that
+            cannot be stored.
     """
-    # A final "__" could turn a member into a name of the form "__x__", which readers skip.
-    if not field or field != field.lower() or "/" in field or "\0" in field or not _is_utf8(field):
+    if not is_unicode(field) or not is_field(field) or field != field.lower():
         raise ConfigError(
             f"field {field!r}: expected a lower-case name without slashes, such as 'jpg' or 'seg.png'", kind="bad_field"
         )
+    if len(field.encode()) > _MAX_FIELD_BYTES:
+        raise ConfigError(f"field {field!r}: expected at most {_MAX_FIELD_BYTES} bytes", kind="bad_field")
+    # A final "__" could turn a member into a name of the form "__x__", which readers skip.
     if field.startswith(".") or field.endswith("__"):
         raise ConfigError(f"field {field!r}: may not start with '.' or end with '__'", kind="bad_field")
 
 
-def _is_utf8(text: str) -> bool:
+def is_field(name: str) -> bool:
+    """Whether ``split_member`` can give this field name; its case is not checked."""
+    return bool(name) and "/" not in name and "\0" not in name
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold a text, that is, whether it has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -15,6 +15,7 @@ from typing import Literal
 import xxhash
 
 from janus_shards.errors import TarFormatError
+from janus_shards.format.naming import is_unicode
 from janus_shards.format.tar_blocks import (
     BLOCK_BYTES,
     ByteSource,
@@ -29,9 +30,21 @@ from janus_shards.format.tar_blocks import (
 )
 from janus_shards.sample import RawBytes
 
-__all__ = ["BLOCK_BYTES", "END_BLOCKS", "TarMember", "TarScanner", "encode_header", "member_bytes", "padding"]
+__all__ = [
+    "BLOCK_BYTES",
+    "END_BLOCKS",
+    "MAX_TAR_BYTES",
+    "TarMember",
+    "TarScanner",
+    "encode_header",
+    "member_bytes",
+    "padding",
+]
 
 END_BLOCKS = bytes(2 * BLOCK_BYTES)
+
+#: 2 TiB: offsets in an index are u32 counts of blocks.
+MAX_TAR_BYTES = BLOCK_BYTES << 32
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _MAX_USTAR_SIZE = 8**11 - 1
@@ -74,7 +87,7 @@ def encode_header(name: str, size: int) -> bytes:
     prefix, base = _split_ustar(raw) if raw.isascii() else (b"", None)
     records = b""
     if base is None:
-        if not _is_utf8(raw):
+        if not is_unicode(name):
             records += _pax_record("hdrcharset", b"BINARY")
         records += _pax_record("path", raw)
         # Readers that ignore pax see this stand-in, the same one that Python's tarfile writes.
@@ -95,14 +108,6 @@ def member_bytes(name: str, size: int) -> int:
     # Most names are short: nothing has to be built to know that they take one block.
     is_short = len(name) <= 100 and name.isascii() and 0 <= size <= _MAX_USTAR_SIZE
     return (BLOCK_BYTES if is_short else len(encode_header(name, size))) + size + -size % BLOCK_BYTES
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _split_ustar(raw: bytes) -> tuple[bytes, bytes | None]:
