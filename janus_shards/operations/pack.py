@@ -21,7 +21,7 @@ from janus_shards.operations.sources import DotRule, SourcePlan, is_image, plan_
 from janus_shards.operations.tables import TABLE_SUFFIXES, TableColumns, plan_table, read_table
 from janus_shards.storage.base import StorageOptions
 from janus_shards.storage.urls import open_storage
-from janus_shards.writer.publish import Publication, existing_mode
+from janus_shards.writer.publish import Publication, existing_mode, numbered_names
 from janus_shards.writer.shard import ShardLayout, WrittenShard
 
 # A spawned process takes about 0.4 s to start, in which this many bytes are packed.
@@ -125,7 +125,7 @@ def pack(
     source, root, storage_options = os.fspath(source), os.fspath(root), storage_options or {}
     storage = open_storage(root, StorageOptions.from_mapping(storage_options))
     mode = existing_mode(resume=options.resume, overwrite=options.overwrite)
-    publication = Publication(storage, prefix=options.layout.prefix, mode=mode)
+    publication = Publication(storage, names=numbered_names(options.layout.prefix), mode=mode)
     publication.begin()
     plan, folder_url = _plan_source(source, root, columns, options, storage_options)
     tasks = _shard_tasks(plan, folder_url, root, options, storage_options)
@@ -213,7 +213,7 @@ def _find_kept(
     tasks: Sequence[ShardTask], publication: Publication, workers: int, progress: ProgressCallback
 ) -> dict[str, WrittenShard]:
     """Shards of an interrupted run that this run would write again just so, by name."""
-    there = [task for task in tasks if task.name in publication.before.shards]
+    there = [task for task in tasks if task.name in publication.before.own]
     found = _run("compare", find_written, there, workers, progress)
     return {shard.record.name: shard for shard in found if shard is not None}
 

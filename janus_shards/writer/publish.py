@@ -6,7 +6,7 @@ it: until the pointer is there, nothing of the new generation exists for a reade
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -37,30 +37,48 @@ def existing_mode(*, resume: bool, overwrite: bool) -> ExistingMode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnNames:
+    """Which objects under a root one run writes, besides the manifest.
+
+    Attributes:
+        listed: What all of their names start with.
+        match: Whether a name that starts so is one of them.
+    """
+
+    listed: str
+    match: Callable[[str], bool]
+
+
+def numbered_names(prefix: str) -> OwnNames:
+    """The numbered shards of a prefix and their indexes."""
+    numbered = re.compile(re.escape(prefix) + r"-\d{6,}\.(tar|idx)")
+    return OwnNames(listed=f"{prefix}-", match=lambda name: numbered.fullmatch(name) is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RootContents:
     """What lay under a root when it was looked at.
 
     Attributes:
         pointer: The pointer object, if there is one.
         manifest: The newest generation, if it could be read.
-        shards: Numbered shards of this prefix and their indexes, by name.
+        own: Objects that this run would write, by name.
         generations: Names of generation objects.
     """
 
     pointer: ObjectMeta | None = None
     manifest: Manifest | None = None
-    shards: Mapping[str, ObjectMeta] = field(default_factory=dict)
+    own: Mapping[str, ObjectMeta] = field(default_factory=dict)
     generations: Sequence[str] = ()
 
 
-def look_at_root(storage: Storage, prefix: str) -> RootContents:
-    """List what a writer with this prefix would meet.
+def look_at_root(storage: Storage, names: OwnNames) -> RootContents:
+    """List what a run that writes these names would meet.
 
     A damaged manifest counts as a pointer without a manifest, so that overwriting can mend it.
     """
-    numbered = re.compile(re.escape(prefix) + r"-\d{6,}\.(tar|idx)")
     try:
-        shards = {meta.name: meta for meta in storage.list(f"{prefix}-") if numbered.fullmatch(meta.name)}
+        own = {meta.name: meta for meta in storage.list(names.listed) if names.match(meta.name)}
         manifests = {meta.name: meta for meta in storage.list("manifest")}
     except ObjectNotFoundError:
         return RootContents()  # a folder that is still to be made
@@ -68,7 +86,7 @@ def look_at_root(storage: Storage, prefix: str) -> RootContents:
     return RootContents(
         pointer=pointer,
         manifest=_read_manifest(storage, pointer),
-        shards=shards,
+        own=own,
         generations=[name for name in manifests if _GENERATION.fullmatch(name)],
     )
 
@@ -88,25 +106,25 @@ class Publication:
 
     Args:
         storage: The root.
-        prefix: Prefix of the numbered shards that this run writes.
+        names: What this run writes.
         mode: What to do with what is already there.
     """
 
-    def __init__(self, storage: Storage, *, prefix: str, mode: ExistingMode) -> None:
+    def __init__(self, storage: Storage, *, names: OwnNames, mode: ExistingMode) -> None:
         self.before = RootContents()
         self._storage = storage
-        self._prefix = prefix
+        self._names = names
         self._mode = mode
         self._withdrawn = False
 
     def begin(self) -> None:
-        """Look at the root and remove half-written leftovers of earlier runs with this prefix.
+        """Look at the root and remove what earlier runs left half-written.
 
         Raises:
-            ConfigError: The root already holds a data set, or shards of this prefix, and the mode is ``refuse``.
+            ConfigError: The root already holds a data set, or objects that this run writes, and the mode is ``refuse``.
         """
-        self.before = look_at_root(self._storage, self._prefix)
-        found = MANIFEST_NAME if self.before.pointer else next(iter(self.before.shards), None)
+        self.before = look_at_root(self._storage, self._names)
+        found = MANIFEST_NAME if self.before.pointer else next(iter(self.before.own), None)
         if found and self._mode == "refuse":
             raise ConfigError(
                 f"{self._storage.url} already holds {found}: nothing was written. Write elsewhere, replace it with "
@@ -114,7 +132,7 @@ class Publication:
                 "(--overwrite), or finish an interrupted run of the same input with resume=True (--resume)",
                 kind="exists",
             )
-        for prefix in (f"{self._prefix}-", "manifest"):
+        for prefix in (self._names.listed, "manifest"):
             self._storage.abort_stale_uploads(prefix)
 
     def withdraw(self) -> None:
@@ -183,9 +201,9 @@ class Publication:
             ) from exc
 
     def _stale_shards(self, records: Iterable[ShardRecord]) -> list[str]:
-        """Numbered shards of this prefix, and their indexes, that the new generation does not name."""
+        """Shards and indexes of an earlier run that the new generation does not name."""
         kept = {record.name.removesuffix(".tar") for record in records}
-        return [name for name in self.before.shards if name.rpartition(".")[0] not in kept]
+        return [name for name in self.before.own if name.rpartition(".")[0] not in kept]
 
     def _delete(self, names: Iterable[str]) -> None:
         for name in names:

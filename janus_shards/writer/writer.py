@@ -11,7 +11,7 @@ from janus_shards.format.naming import index_name
 from janus_shards.storage.base import Storage, StorageOptions
 from janus_shards.storage.urls import open_storage
 from janus_shards.writer.keys import KeyHashes
-from janus_shards.writer.publish import Publication, existing_mode
+from janus_shards.writer.publish import Publication, existing_mode, numbered_names
 from janus_shards.writer.sample import EncodedSample, encode_sample
 from janus_shards.writer.shard import ShardLayout, ShardStream, WrittenShard, describe_shard, duplicate_key
 
@@ -65,7 +65,7 @@ class ShardWriter:
         if self._run is not None or self.manifest is not None:
             raise ConfigError(f"ShardWriter({self._root!r}) was already used; make a new one", kind="bad_state")
         storage = open_storage(self._root, self._options)
-        publication = Publication(storage, prefix=self._layout.prefix, mode=self._mode)
+        publication = Publication(storage, names=numbered_names(self._layout.prefix), mode=self._mode)
         publication.begin()
         self._run = _Run(storage, self._layout, publication, resume=self._mode == "resume")
         return self
@@ -160,7 +160,7 @@ class _Run:
 
     def _whole_shard(self, name: str) -> ShardIndex | None:
         """Index of a shard that an earlier run finished; ``None`` when shard or index is missing or damaged."""
-        tar = self._publication.before.shards.get(name)
+        tar = self._publication.before.own.get(name)
         if tar is None:
             return None
         try:
@@ -218,7 +218,7 @@ class _Run:
 
     def _refuse_surplus(self) -> None:
         surplus = self._layout.shard_name(len(self._written))
-        if surplus in self._publication.before.shards:
+        if surplus in self._publication.before.own:
             raise ResumeError(
                 f"shard {self._storage.url}/{surplus}: the interrupted run wrote it, but the samples written now "
                 f"ended before; "
