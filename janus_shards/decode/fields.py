@@ -121,6 +121,11 @@ def is_integer_field(field: str) -> bool:
     return _CODECS.get(_last_part(field)) is _INTEGER
 
 
+def yields_integer(field: str) -> bool:
+    """Whether values of this field are integers, such as class labels."""
+    return _CODECS.get(_last_part(field)) is _INTEGER
+
+
 def _last_part(field: str) -> str:
     return field[field.rfind(".") + 1 :].lower()
 

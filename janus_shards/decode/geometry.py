@@ -37,12 +37,12 @@ def place(height: int, width: int, frame: tuple[int, int], *, fit: Fit, rounding
     if fit == "stretch":
         return Placement(*frame, 0, 0)
     frame_height, frame_width = frame
+    scale = _scaled_as_janus if fit == "pad" else _scaled
     # The side that is scaled exactly: with pad the tighter one, with crop the looser one.
-    by_height = (height * frame_width >= width * frame_height) == (fit == "pad")
-    if by_height:
-        scaled = (frame_height, _scaled(width, height, frame_height, rounding))
+    if (height * frame_width >= width * frame_height) == (fit == "pad"):
+        scaled = (frame_height, scale(width, height, frame_height, rounding))
     else:
-        scaled = (_scaled(height, width, frame_width, rounding), frame_width)
+        scaled = (scale(height, width, frame_width, rounding), frame_width)
     if fit == "pad":
         scaled = (min(max(scaled[0], MIN_SIDE), frame_height), min(max(scaled[1], MIN_SIDE), frame_width))
     else:
@@ -50,8 +50,14 @@ def place(height: int, width: int, frame: tuple[int, int], *, fit: Fit, rounding
     return Placement(*scaled, (frame_height - scaled[0]) // 2, (frame_width - scaled[1]) // 2)
 
 
-def _scaled(side: int, fixed_side: int, target: int, rounding: Rounding) -> int:
-    # The order of the two operations is the origin's: another order rounds differently for some sizes.
+def _scaled_as_janus(side: int, fixed_side: int, target: int, rounding: Rounding) -> int:
+    # In floating point and in the origin's order of operations: another order rounds differently for some sizes.
     if rounding == "floor":
         return int(side / fixed_side * target)
     return round(side * (target / fixed_side))
+
+
+def _scaled(side: int, fixed_side: int, target: int, rounding: Rounding) -> int:
+    if rounding == "floor":
+        return side * target // fixed_side
+    return (2 * side * target + fixed_side) // (2 * fixed_side)

@@ -146,7 +146,7 @@ def encode_image(value: object, format: str) -> bytes:
     target = io.BytesIO()
     try:
         picture.save(target, format, **(options if format in ("JPEG", "WEBP", "AVIF") else {}))
-    except (OSError, ValueError, KeyError) as exc:
+    except (OSError, ValueError, KeyError, RuntimeError) as exc:
         raise SampleError(
             f"cannot write a picture of mode {picture.mode}, {picture.width} x {picture.height}, as {format}: {exc}",
             kind="encode",
@@ -182,23 +182,12 @@ class ImageTransform:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        if min(self._frame) < 1 or len(self._frame) != 2:
-            raise ConfigError(
-                f"ImageTransform(size={self.size!r}): expected a side or (height, width), each at least 1"
-            )
-        if len(self._fill) != 3 or not all(0 <= level <= 255 for level in self._fill):
-            raise ConfigError(f"ImageTransform(fill={self.fill!r}): expected a level 0..255, or three")
-        if self.max_pixels < 1:
-            raise ConfigError(f"ImageTransform(max_pixels={self.max_pixels}): expected at least 1")
-        for name, allowed in (
-            ("fit", ("pad", "crop", "stretch")),
-            ("engine", ("exact", "pillow")),
-            ("rounding", ("floor", "round")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"ImageTransform({name}={getattr(self, name)!r}): expected one of {', '.join(allowed)}"
-                )
+        self._check("size", _is_size(self.size), "a side or (height, width), each at least 1")
+        self._check("fit", self.fit in ("pad", "crop", "stretch"), "pad, crop or stretch")
+        self._check("engine", self.engine in ("exact", "pillow"), "exact or pillow")
+        self._check("fill", _is_fill(self.fill), "a level 0..255, or three of them")
+        self._check("rounding", self.rounding in ("floor", "round"), "floor or round")
+        self._check("max_pixels", self.max_pixels >= 1, "at least 1")
         if self.engine == "exact" and importlib.util.find_spec("torch") is None:
             raise ConfigError(
                 'ImageTransform(engine="exact") needs torch: pip install "janus-shards[torch]", or engine="pillow"'
@@ -247,6 +236,10 @@ class ImageTransform:
         resize = _resize_exact if self.engine == "exact" else _resize_with_pillow
         _lay(resize(pixels, placed), placed, self._fill, out)
 
+    def _check(self, name: str, valid: bool, expected: str) -> None:
+        if not valid:
+            raise ConfigError(f"ImageTransform({name}={getattr(self, name)!r}): expected {expected}")
+
     @property
     def _frame(self) -> tuple[int, int]:
         return (self.size, self.size) if isinstance(self.size, int) else self.size
@@ -254,6 +247,16 @@ class ImageTransform:
     @property
     def _fill(self) -> tuple[int, int, int]:
         return (self.fill, self.fill, self.fill) if isinstance(self.fill, int) else self.fill
+
+
+def _is_size(size: object) -> bool:
+    sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
+    return all(isinstance(side, int) and side >= 1 for side in sides)
+
+
+def _is_fill(fill: object) -> bool:
+    levels = fill if isinstance(fill, tuple) and len(fill) == 3 else (fill,)
+    return all(isinstance(level, int) and 0 <= level <= 255 for level in levels)
 
 
 def _decode_jpeg(data: RawBytes, header: headers.JpegHeader, max_pixels: int) -> Pixels | None:
@@ -418,14 +421,14 @@ def _lay(scaled: Pixels, placed: Placement, fill: tuple[int, int, int], out: NDA
 def _as_picture(value: object) -> Image.Image:
     if isinstance(value, Image.Image):
         return ImageOps.exif_transpose(value)
-    if isinstance(value, np.ndarray) and value.size:
-        if value.dtype == np.uint8 and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3, 4))):
-            return Image.fromarray(np.ascontiguousarray(value[:, :, 0] if value.shape[2:] == (1,) else value))
-        if value.dtype == np.uint16 and value.ndim == 2:
-            return Image.fromarray(np.ascontiguousarray(value))
-        found = f"an array of dtype {value.dtype} and shape {value.shape}"
-    else:
+    if not isinstance(value, np.ndarray):
         found = f"a value of type {type(value).__name__}"
+    elif value.size and value.dtype == np.uint16 and value.ndim == 2:
+        return Image.fromarray(np.ascontiguousarray(value))
+    elif value.size and value.dtype == np.uint8 and (value.ndim == 2 or value.shape[2:] in ((1,), (3,), (4,))):
+        return Image.fromarray(np.ascontiguousarray(value[:, :, 0] if value.shape[2:] == (1,) else value))
+    else:
+        found = f"an array of dtype {value.dtype} and shape {value.shape}"
     raise SampleError(
         f"cannot encode {found} as a picture: expected bytes, a PIL image, or uint8 [H, W], [H, W, 3] or [H, W, 4]",
         kind="encode",
