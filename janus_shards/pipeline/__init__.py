@@ -1,0 +1,1 @@
+"""From an order of sample ids to batches of arrays: plan, fetch, decode, assemble, deliver in order."""
