@@ -84,18 +84,17 @@ def encode_header(name: str, size: int) -> bytes:
     if not name or "\0" in name or size < 0:
         raise ValueError(f"member {name!r} of {size} bytes: expected a name without NUL and a size of at least 0")
     raw = name.encode("utf-8", "surrogateescape")
-    prefix, base = _split_ustar(raw) if raw.isascii() else (b"", None)
-    records = b""
-    if base is None:
-        if not is_unicode(name):
-            records += _pax_record("hdrcharset", b"BINARY")
-        records += _pax_record("path", raw)
-        # Readers that ignore pax see this stand-in, the same one that Python's tarfile writes.
-        base = name.encode("ascii", "replace")[:100]
-    if size > _MAX_USTAR_SIZE:
-        records += _pax_record("size", str(size).encode())
-    block = _ustar_block(base, prefix=prefix, size=size if size <= _MAX_USTAR_SIZE else 0, kind=b"0", mode=b"0000644")
-    return (_pax_header(records) if records else b"") + block
+    split = _split_ustar(raw) if raw.isascii() and size <= _MAX_USTAR_SIZE else None
+    if split is not None:
+        return _ustar_block(split[1], prefix=split[0], size=size, kind=b"0", mode=b"0000644")
+    return _pax_header(_pax_content(name, raw, size)) + _ustar_block(
+        # Readers that ignore pax see these stand-ins, the same ones that Python's tarfile writes.
+        name.encode("ascii", "replace")[:100],
+        prefix=b"",
+        size=size if size <= _MAX_USTAR_SIZE else 0,
+        kind=b"0",
+        mode=b"0000644",
+    )
 
 
 def padding(size: int) -> bytes:
@@ -110,14 +109,26 @@ def member_bytes(name: str, size: int) -> int:
     return (BLOCK_BYTES if is_short else len(encode_header(name, size))) + size + -size % BLOCK_BYTES
 
 
-def _split_ustar(raw: bytes) -> tuple[bytes, bytes | None]:
-    """Prefix and name field for a path, or ``None`` as the name when no split at a slash fits 155 + 100 bytes."""
+def _split_ustar(raw: bytes) -> tuple[bytes, bytes] | None:
+    """Prefix and name field for a path, or ``None`` when no split at a slash fits 155 + 100 bytes."""
     if len(raw) <= 100:
         return b"", raw
     cut = raw.find(b"/", len(raw) - 101)
     if 0 < cut <= 155 and cut < len(raw) - 1:
         return raw[:cut], raw[cut + 1 :]
-    return b"", None
+    return None
+
+
+def _pax_content(name: str, raw: bytes, size: int) -> bytes:
+    """Records for what a header without prefix cannot say."""
+    records = b""
+    if not raw.isascii() or len(raw) > 100:
+        if not is_unicode(name):
+            records += _pax_record("hdrcharset", b"BINARY")
+        records += _pax_record("path", raw)
+    if size > _MAX_USTAR_SIZE:
+        records += _pax_record("size", str(size).encode())
+    return records
 
 
 def _pax_record(keyword: str, value: bytes) -> bytes:
