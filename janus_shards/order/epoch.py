@@ -45,7 +45,7 @@ class OrderOptions:
         lanes: Stretches into which the blocks are dealt, shrunk through its divisors for small data sets; ``"mixed"``:
             the default number, dealt anew in each epoch (better mixing, but a node then meets other blocks every time).
         block_rows: Rows of a block; chosen from the manifest when not given.
-        window: Blocks in whose rows are shuffled together, for each lane.
+        window: Blocks whose rows are shuffled together in each lane.
 
     Raises:
         ConfigError: A value outside its range.
@@ -74,9 +74,9 @@ class Slots:
         lanes: int64.
         places: Place in the lane, int64.
         blocks: Number of the block in this order, int64; the same in every epoch, except with ``lanes="mixed"``.
-        turn_starts: First ordinal of the slot's turn: the rows of one block that are served in one stretch. They are
-            read when the turn begins and let go when all of them were served. int64; without a view, an ordinal is a
-            sample id, otherwise see ``Order.sample_ids``. Names the turn within the epoch.
+        turn_starts: First ordinal of the slot's turn: what its block gives to its window. These rows are served in the
+            same short stretch; the rest of the block, if any, in the window before or after. int64; without a view, an
+            ordinal is a sample id, otherwise see ``Order.sample_ids``. Names the turn within the epoch.
         turn_stops: One past its last ordinal, int64.
     """
 
@@ -146,7 +146,7 @@ class Order:
             return FullShuffle(borders, key=seeds.derive(options.seed, Tag.FULL, epoch))
         dealt = self._deal or self._layout.deal(seeds.derive(options.seed, Tag.DEAL, epoch))
         grid = self._grid or LaneGrid(np.diff(dealt.borders))
-        return LaneShuffle(dealt, grid, seed=options.seed, epoch=epoch, window=options.window)
+        return LaneShuffle(dealt, grid, seed=options.seed, epoch=epoch, window_rows=options.window * self.block_rows)
 
 
 class EpochOrder:
