@@ -45,7 +45,7 @@ class RowSource(Protocol):
 
 
 class DirectSource:
-    """Reads each field where it lies: for local shards, where the page cache makes a read cheaper than any bookkeeping."""
+    """Reads each field where it lies: for local shards, where a read costs less than any bookkeeping."""
 
     def __init__(self, catalog: Catalog, fields: Sequence[str], counters: StoreCounters) -> None:
         self._catalog = catalog

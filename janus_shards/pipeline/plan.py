@@ -112,7 +112,7 @@ class Stretch:
             at = stop
 
     def _num_steps_together(self, at: int) -> int:
-        """At the start of an epoch one step, then ever more: the first batch does not wait for the plans of a hundred."""
+        """At the start of an epoch one step, then ever more: the first batch waits for no other's plan."""
         rows_a_step = max(1, len(self.served.slots) // max(1, self.served.num_steps))
         full = max(1, _ROWS_TOGETHER // rows_a_step)
         return min(full, self.first_step + at + 1)

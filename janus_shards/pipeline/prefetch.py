@@ -170,7 +170,7 @@ class Prefetcher(Generic[J]):
 
 
 class _State(Generic[J]):
-    """What the scheduler and the consumer share. Kept apart from ``Prefetcher`` so that threads do not keep that alive."""
+    """What the scheduler and the consumer share; apart from ``Prefetcher``, so that threads do not keep that alive."""
 
     def __init__(self, depth: int, limit_bytes: int) -> None:
         self._depth = depth

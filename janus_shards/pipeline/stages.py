@@ -141,15 +141,17 @@ class BatchWork:
         if inline is not None:
             return inline
         size = place.sizes[row]
-        if size <= 0:
-            return self._without(row, field) if size < 0 else b""
+        if size == 0:
+            return b""
+        if size < 0:
+            self._note_missing(row, field)
+            return None
         data = self.shop.source.read(self.plan, row, field)
         if self.shop.verify and xxhash.xxh3_64_intdigest(data) != place.xxh3[row]:
             raise checksum_error(self.shop.catalog, self.plan.shards[row], self.plan.keys[row], field)
         return data
 
-    def _without(self, row: int, field: str) -> None:
-        """Note that the sample lacks the field, or refuse that."""
+    def _note_missing(self, row: int, field: str) -> None:
         if self.shop.on_missing == "none":
             self.present[field][row] = False
             return

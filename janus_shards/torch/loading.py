@@ -115,7 +115,7 @@ def _agreed(build: Callable[[], Loader]) -> Loader:
         for name, value in identity.items():
             if other[name] != value:
                 raise ConfigError(
-                    f"ranks opened different loaders: {name} is {value!r} on rank {dist.get_rank()} and {other[name]!r} "
+                    f"ranks opened different loaders: {name} is {value!r} on rank {dist.get_rank()}, {other[name]!r} "
                     f"on rank {rank}; give every rank the same data set, seed and options"
                 )
     if loader is None:
