@@ -116,14 +116,10 @@ def encode_field(field: str, value: object) -> bytes:
         raise SampleError(f"field {field!r}: {exc.message}", kind=exc.kind, field=field) from exc
 
 
-def is_integer_field(field: str) -> bool:
-    """Whether the table turns this field into an ``int``, so that a batch can hold it as an array."""
-    return _CODECS.get(_last_part(field)) is _INTEGER
-
-
-def yields_integer(field: str) -> bool:
-    """Whether values of this field are integers, such as class labels."""
-    return _CODECS.get(_last_part(field)) is _INTEGER
+def yields_integer(field: str, decoders: Mapping[str, Decoder] | None = None) -> bool:
+    """Whether values of this field are integers, such as class labels; a decoder of the caller may give anything."""
+    last = _last_part(field)
+    return _CODECS.get(last) is _INTEGER and not (decoders and (field in decoders or last in decoders))
 
 
 def _last_part(field: str) -> str:

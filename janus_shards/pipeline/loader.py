@@ -17,7 +17,8 @@ from janus_shards.pipeline.fetch import open_source
 from janus_shards.pipeline.options import LoaderOptions
 from janus_shards.pipeline.plan import Stretch
 from janus_shards.pipeline.prefetch import Prefetcher
-from janus_shards.pipeline.stages import BatchWork, Recipe, Workshop, make_recipe
+from janus_shards.pipeline.recipes import make_recipe
+from janus_shards.pipeline.stages import BatchWork, Recipe, Workshop
 from janus_shards.pipeline.stats import LoaderStats
 from janus_shards.reader import Dataset, open_dataset
 from janus_shards.storage.base import StorageOptions

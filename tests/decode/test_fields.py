@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from janus_shards.decode.fields import decode_field, encode_field, is_integer_field
+from janus_shards.decode.fields import decode_field, encode_field, yields_integer
 from janus_shards.errors import DecodeError, SampleError, TransientError
 
 FIELDS = ["jpg", "png", "txt", "json", "cls", "npy", "msgpack", "wav", "seg.png", "no_suffix"]
@@ -101,6 +101,6 @@ def test_failing_decoder_of_the_caller_is_a_decode_error() -> None:
 
 def test_integer_fields_are_known() -> None:
     """A batch can learn which fields are integers."""
-    assert is_integer_field("cls")
-    assert is_integer_field("a.index")
-    assert not is_integer_field("txt")
+    assert yields_integer("cls")
+    assert yields_integer("a.index")
+    assert not yields_integer("txt")
