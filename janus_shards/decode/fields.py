@@ -66,7 +66,8 @@ def decode_field(field: str, data: RawBytes, decoders: Mapping[str, Decoder] | N
     Args:
         field: Name of the field; the part behind its last dot decides, unless ``decoders`` names the whole field.
         data: Its bytes.
-        decoders: Codecs of the caller, by field or by last part; they win over the table.
+        decoders: Decoders of the caller, by field or by last part; they win over the table. For text that may hold
+            invalid bytes: ``{"txt": functools.partial(decode_text, errors="replace")}``.
 
     Returns:
         Pictures as uint8 ``[H, W, 3]``, text as ``str``, integers as ``int``, JSON and MessagePack as their values,
