@@ -23,6 +23,8 @@ from janus_shards.storage.ranges import plan_ranges
 
 # Reading a gap of this size costs less than another request on every store that was measured.
 _MAX_GAP_BYTES = 256 << 10
+# Tar headers, padding and a caption between two wanted fields.
+_FREE_GAP_BYTES = 4 << 10
 
 
 class Dataset:
@@ -206,7 +208,7 @@ class Dataset:
         wanted = [(row, s) for row in fetched for s in index.fields_of(row) if s.data is None and _is_wanted(s, fields)]
         starts = np.array([span.offset for _, span in wanted], dtype=np.int64)
         stops = starts + np.array([span.size for _, span in wanted], dtype=np.int64)
-        plan = plan_ranges(starts, stops, max_gap=_MAX_GAP_BYTES, max_waste=1.0)
+        plan = plan_ranges(starts, stops, max_gap=_MAX_GAP_BYTES, max_waste=1.0, free_gap=_FREE_GAP_BYTES)
         bodies = [
             memoryview(self.catalog.read(shard, start, stop))
             for start, stop in zip(plan.starts.tolist(), plan.stops.tolist(), strict=True)

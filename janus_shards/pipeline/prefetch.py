@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 # Threads are given this long to end when a loader is closed; one that sits in a native call ends with the call.
@@ -55,13 +55,22 @@ class WorkerPool:
         """Queue a task."""
         self._tasks.put(task)
 
-    def close(self) -> None:
-        """Drop what has not started, and wait for what has, but not for ever."""
-        while not self._tasks.empty():
-            self._tasks.get()
+    def close(self) -> list[Callable[[], None]]:
+        """Wait for what has started, but not for ever; returns the tasks that will not run."""
+        dropped = []
+        while (task := _take(self._tasks)) is not None:
+            dropped.append(task)
         for _ in self._threads:
             self._tasks.put(None)
         _join(self._threads)
+        return dropped
+
+
+def _take(tasks: "SimpleQueue[Callable[[], None] | None]") -> Callable[[], None] | None:
+    try:
+        return tasks.get_nowait()
+    except Empty:
+        return None
 
 
 def _run(tasks: "SimpleQueue[Callable[[], None] | None]", on_start: Callable[[], None] | None) -> None:

@@ -56,9 +56,17 @@ class FieldRecipe:
             if augment is not None:
                 augment.augment(out, work.rng(row))
         for name in self._integers:
-            work.arrays[name][row] = self._value(work, row, name) or 0
+            self._set_integer(work, row, name)
         for name in self.lists:
             work.lists[name][row] = self._value(work, row, name)
+
+    def _set_integer(self, work: BatchWork, row: int, name: str) -> None:
+        value = self._value(work, row, name) or 0
+        try:
+            work.arrays[name][row] = value
+        except OverflowError as exc:
+            error = DecodeError(f"{value} does not fit 64 bits", kind="integer_decode")
+            raise work.located(error, row, name) from exc
 
     def _value(self, work: BatchWork, row: int, name: str) -> Any:
         data = work.raw(row, name)

@@ -122,6 +122,8 @@ class BatchWork:
         with self.times.measure("assemble"):
             fields = self.shop.recipe.finish(self)
             self.shop.source.finish(self.plan)
+        # Tasks refer back to this object; left in place, the slab would wait for the cycle collector.
+        self.tasks, self.arrays = (), {}
         present = self.present if self.shop.on_missing == "none" else {}
         return Batch(fields, self.plan.keys, self.plan.sample_ids, self.plan.valid, present)
 

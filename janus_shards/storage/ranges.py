@@ -28,7 +28,7 @@ class RangePlan:
 
 
 def plan_ranges(
-    starts: NDArray[np.integer], stops: NDArray[np.integer], *, max_gap: int, max_waste: float
+    starts: NDArray[np.integer], stops: NDArray[np.integer], *, max_gap: int, max_waste: float, free_gap: int = 0
 ) -> RangePlan:
     """Merge wanted spans of one object into the ranges to request.
 
@@ -37,6 +37,7 @@ def plan_ranges(
         stops: Shape ``(num_spans,)``: first byte behind each span.
         max_gap: Bytes between neighbours that are at most worth fetching to save a request.
         max_waste: Unwanted bytes of a merged range, at most this many times its wanted bytes.
+        free_gap: Gaps up to this many bytes, such as tar headers, are fetched always and count as wanted.
 
     Returns:
         A plan in which every span lies inside its range. Where a run of small gaps would waste too much, it is cut at
@@ -46,8 +47,10 @@ def plan_ranges(
     Raises:
         ConfigError: A span ends before it starts, or a limit is negative.
     """
-    if max_gap < 0 or max_waste < 0:
-        raise ConfigError(f"plan_ranges(max_gap={max_gap}, max_waste={max_waste}): neither may be negative")
+    if min(max_gap, max_waste, free_gap) < 0:
+        raise ConfigError(
+            f"plan_ranges(max_gap={max_gap}, max_waste={max_waste}, free_gap={free_gap}): none may be negative"
+        )
     first, last = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
     if np.any(last < first) or np.any(first < 0):
         raise ConfigError("plan_ranges: a span starts below 0 or ends before it starts")
@@ -59,6 +62,8 @@ def plan_ranges(
     reach = np.maximum.accumulate(last)  # (num_spans,) where the union of the spans so far ends
     gaps = np.concatenate(([0], np.maximum(first[1:] - reach[:-1], 0)))  # (num_spans,) in front of each span
     wanted = np.diff(reach, prepend=first[0]) - gaps  # (num_spans,) bytes a span adds to the union
+    free = np.where(gaps <= free_gap, gaps, 0)
+    gaps, wanted = gaps - free, wanted + free
 
     cut = _cuts(gaps, wanted, max_gap=max_gap, max_waste=max_waste)  # (num_spans,) a range begins here
     heads = np.flatnonzero(cut)  # (num_ranges,)

@@ -64,6 +64,14 @@ def test_small_fields_far_apart_are_read_alone() -> None:
     assert len(plan.starts) == 100
 
 
+def test_free_gaps_always_merge_and_are_no_waste() -> None:
+    """Tiny fields between tar headers become one request; a gap above the free one still obeys the limits."""
+    starts = np.array([512, 2048, 3584, 60_000])
+    plan = plan_ranges(starts, starts + 10, max_gap=0, max_waste=0.0, free_gap=2048)
+    assert plan.starts.tolist() == [512, 60_000]
+    assert plan.range_of.tolist() == [0, 0, 0, 1]
+
+
 def test_impossible_spans_are_refused() -> None:
     """A span that ends before it starts is a caller's mistake."""
     with pytest.raises(ConfigError):
