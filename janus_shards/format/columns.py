@@ -43,12 +43,24 @@ def pack_map(magic: str, content: Mapping[str, Any]) -> bytes:
         ConfigError: The content is larger than MessagePack or this format can say.
     """
     envelope = {"magic": magic, "version": FORMAT_VERSION, **content, _CHECKSUM: bytes(_CHECKSUM_BYTES)}
+    _check_entries(magic, envelope)
     try:
         packed: bytes = msgpack.packb(envelope, use_bin_type=True, unicode_errors="surrogateescape")
     except (ValueError, OverflowError) as exc:
         raise ConfigError(f"{magic}: {exc}; write smaller shards or keep less inline", kind="index_too_large") from exc
     body = packed[:-_CHECKSUM_BYTES]
     return body + _checksum(body)
+
+
+def _check_entries(magic: str, value: object) -> None:
+    if not isinstance(value, dict | list):
+        return
+    if len(value) > MAX_ENTRIES:
+        raise ConfigError(
+            f"{magic}: {len(value)} names, and at most {MAX_ENTRIES} can be stored", kind="index_too_large"
+        )
+    for inner in value.values() if isinstance(value, dict) else value:
+        _check_entries(magic, inner)
 
 
 def unpack_map(data: RawBytes, *, magic: str, name: str, error: type[FormatError]) -> PackedMap:

@@ -133,10 +133,13 @@ class ByteSource:
 
     def take_up_to(self, size: int) -> bytes:
         """``size`` bytes, fewer only at the end of the shard."""
-        pieces = [bytes(self.some(size))]
-        while pieces[-1] and (left := size - sum(map(len, pieces))):
-            pieces.append(bytes(self.some(left)))
-        return b"".join(pieces)
+        piece = self.some(size)
+        if len(piece) == size:
+            return bytes(piece)
+        data = bytearray(piece)
+        while len(data) < size and (piece := self.some(size - len(data))):
+            data += piece
+        return bytes(data)
 
     def skip(self, size: int, *, what: str) -> None:
         """Pass over exactly ``size`` bytes; raises as ``take`` does."""
