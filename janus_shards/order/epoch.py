@@ -222,6 +222,8 @@ def open_order(
     if view is not None:
         view = _checked_view(view, num_rows)
         borders = restrict_blocks(borders, view, shard_rows=shard_rows, block_rows=block_rows)
+    if costs is not None:
+        costs = _checked_costs(costs, int(borders[-1]))
     layout = _Layout(borders=borders, num_lanes=_num_lanes(options, len(borders) - 1), view=view, costs=costs)
     fixed = options.shuffle is True and options.lanes != "mixed"
     return Order(
@@ -292,6 +294,15 @@ def _checked_view(view: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
         at = int(np.argmax(view[1:] <= view[:-1]))
         raise ConfigError(f"view: expected increasing sample ids, found {int(view[at])} before {int(view[at + 1])}")
     return view
+
+
+def _checked_costs(costs: NDArray[np.int64], num_samples: int) -> NDArray[np.int64]:
+    costs = np.ascontiguousarray(costs, np.int64)
+    if len(costs) != num_samples or int(costs.min()) < 0:
+        raise ConfigError(
+            f"costs: expected {num_samples} numbers from 0 up, one a sample, found {len(costs)}, the least {costs.min()}"
+        )
+    return costs
 
 
 def _check(name: str, value: object, holds: bool, expected: str) -> None:

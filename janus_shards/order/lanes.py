@@ -70,7 +70,10 @@ def deal(borders: Ordinals, *, key: int, num_lanes: int, costs: NDArray[np.int64
     starts = np.empty(len(order) + 1, borders.dtype)  # where each block starts in the dealt sequence, in rows
     starts[0] = 0
     np.cumsum(rows, out=starts[1:])
-    cuts = row_cuts(num_rows, num_lanes) if costs is None else _cost_cuts(costs, borders, order, starts, num_lanes)
+    if costs is None or not costs.any():
+        cuts = row_cuts(num_rows, num_lanes)
+    else:
+        cuts = _cost_cuts(costs, borders, order, starts, num_lanes)
     first, starts = _split(first, starts, cuts[1:-1])
     return Deal(
         first=first,
@@ -102,7 +105,9 @@ def _cost_cuts(
         before = int(ends[at] - inside[-1])
         cuts[lane] = int(starts[at]) + int(np.searchsorted(inside, target - before)) + 1
     cuts[-1] = starts[-1]
-    return np.minimum(np.maximum.accumulate(cuts), cuts[-1])
+    # A row that costs more than a lane should leaves the lanes after it empty.
+    ordered: NDArray[np.int64] = np.minimum(np.maximum.accumulate(cuts), cuts[-1])
+    return ordered
 
 
 def _split(first: Ordinals, starts: Ordinals, cuts: NDArray[np.int64]) -> tuple[Ordinals, Ordinals]:
