@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Beside the interpreter: works in a virtual environment that is not activated.
 JANUS_SHARDS = Path(sys.executable).with_name("janus-shards")
-NUM_PHOTOS = 512
+NUM_PHOTOS = 256
 FOLDER = ROOT / "demo"
 
 
