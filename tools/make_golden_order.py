@@ -1,7 +1,7 @@
 """Write the frozen orders of ``tests/data/order``.
 
-Run it only together with a new ``ORDER_VERSION``: a difference in these files means that saved states no longer mean what
-they meant.
+Run it only together with a new ``ORDER_VERSION``: a difference in these files means that saved states no longer mean
+what they meant.
 """
 
 import json

@@ -298,10 +298,10 @@ def _checked_view(view: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
 
 def _checked_costs(costs: NDArray[np.int64], num_samples: int) -> NDArray[np.int64]:
     costs = np.ascontiguousarray(costs, np.int64)
-    if len(costs) != num_samples or int(costs.min()) < 0:
-        raise ConfigError(
-            f"costs: expected {num_samples} numbers from 0 up, one a sample, found {len(costs)}, the least {costs.min()}"
-        )
+    if len(costs) != num_samples:
+        raise ConfigError(f"costs: expected one for each of {num_samples} samples, found {len(costs)}")
+    if int(costs.min()) < 0:
+        raise ConfigError(f"costs: expected numbers from 0 up, found {int(costs.min())}")
     return costs
 
 

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +23,7 @@ OPTIONS = st.builds(
 
 
 def opened(shard_rows, options=None, **kwargs):
+    """The order of shards of so many samples of 75 kB."""
     shard_rows = np.array(shard_rows)
     return open_order(shard_rows, shard_rows * 75_000, options, **kwargs)
 
@@ -34,6 +37,7 @@ def steps_of(epoch, world_size, **kwargs):
 
 
 def valid_ids(ranks):
+    """Sample ids of all ranks in a step, sorted, without repeats that pad."""
     return sorted(np.concatenate([ids[valid] for ids, valid in ranks]).tolist())
 
 
@@ -55,7 +59,7 @@ def test_every_world_gets_the_same_global_batches(shard_rows, options, world_siz
 
 @given(SHARDS, OPTIONS, WORLDS, st.integers(1, 5), TAILS)
 def test_ranks_are_equal_in_every_full_step(shard_rows, options, world_size, each, tail):
-    """Each rank serves B / W samples a step; only with ``uneven``, the last step may have fewer, by at most one a rank."""
+    """Each rank serves B / W samples a step; with ``uneven`` the last step may have fewer, alike up to one sample."""
     order = opened(shard_rows, options)
     batch = each * world_size
     if tail == "drop" and batch > order.num_samples:
@@ -75,7 +79,7 @@ def test_drop_loses_less_than_a_batch(shard_rows, options, world_size, each):
     if batch > order.num_samples:
         return
     steps = steps_of(order.epoch(0), world_size, position=0, steps=10**6, batch=batch, tail="drop")
-    served = sum(map(valid_ids, steps), [])
+    served = list(itertools.chain(*map(valid_ids, steps)))
     assert len(set(served)) == len(served) == order.num_samples // batch * batch
 
 
@@ -87,7 +91,7 @@ def test_pad_serves_all_and_flags_the_repeats(shard_rows, options, world_size, e
     epoch = order.epoch(0)
     steps = steps_of(epoch, world_size, position=start, steps=10**6, batch=each * world_size, tail="pad")
     whole = epoch.slots(0, order.num_samples).sample_ids
-    assert sorted(sum(map(valid_ids, steps), [])) == sorted(whole[start:].tolist())
+    assert sorted(itertools.chain(*map(valid_ids, steps))) == sorted(whole[start:].tolist())
     assert all(np.isin(ids, whole).all() for ranks in steps for ids, _ in ranks)
 
 
@@ -102,7 +106,7 @@ def test_pad_repeats_different_samples_of_open_blocks():
 
 @given(SHARDS, st.sampled_from([(192, 2), (192, 3), (192, 4), (10, 5), (10, 2), (6, 6)]), st.integers(1, 9), st.data())
 def test_a_block_is_read_by_one_rank(shard_rows, lanes_and_world, each, data):
-    """When the world divides the lanes, no two ranks read the same block, also after resuming in the middle of a batch."""
+    """When the world divides the lanes, no two ranks read the same block, also resumed in the middle of a batch."""
     lanes, world_size = lanes_and_world
     order = opened(shard_rows, OrderOptions(lanes=lanes, block_rows=2))
     if order.num_lanes % world_size:
@@ -135,7 +139,7 @@ def test_lanes_of_equal_cost_are_divided_too(shard_rows, world_size, each, data)
     order = opened(shard_rows, OrderOptions(block_rows=2), costs=np.array(costs))
     for tail in ("uneven", "pad"):
         steps = steps_of(order.epoch(0), world_size, position=0, steps=10**6, batch=each * world_size, tail=tail)
-        assert sorted(sum(map(valid_ids, steps), [])) == list(range(sum(shard_rows)))
+        assert sorted(itertools.chain(*map(valid_ids, steps))) == list(range(sum(shard_rows)))
 
 
 @given(SHARDS, OPTIONS, WORLDS, st.integers(1, 5), TAILS, st.data())
@@ -196,11 +200,10 @@ def test_a_batch_is_given_for_a_rank_or_for_all():
 
 @pytest.mark.parametrize(
     ("batch_size", "global_size", "message"),
-    [(None, None, "found neither"), (8, 32, "found both"), (0, None, "batch_size=0"), (None, 0, "global_batch_size=0")]
-    + [
-        (None, 33, "multiple of the 4 ranks; the next is 36"),
-        (None, 3, "the next is 4"),
-        (True, None, "batch_size=True"),
+    [
+        *((None, None, "found neither"), (8, 32, "found both"), (0, None, "batch_size=0")),
+        *((None, 0, "global_batch_size=0"), (True, None, "batch_size=True")),
+        *((None, 33, "multiple of the 4 ranks; the next is 36"), (None, 3, "the next is 4")),
     ],
 )
 def test_a_batch_that_cannot_be_divided_is_refused(batch_size, global_size, message):
