@@ -1,0 +1,1 @@
+"""The command ``janus-shards``: one module a command, over functions of the library."""
