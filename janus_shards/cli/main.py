@@ -33,7 +33,12 @@ EXIT_PIPE = 141  # as if ended by SIGPIPE
 # Each command is imported when it is run; its help in the list of commands stands here.
 _COMMANDS = {
     "pack": "Pack a folder or a table into shards.",
+    "index": "Index existing tar shards where they lie.",
     "info": "Show what a data set holds.",
+    "ls": "List samples and the sizes of their fields.",
+    "cat": "Write one field of one sample to stdout.",
+    "get": "Save the fields of one sample as files.",
+    "verify": "Check that a data set is what its manifest says.",
     "stream": "Stream batches and measure.",
 }
 
@@ -47,8 +52,6 @@ _EXIT_CODES: Mapping[type[BaseException], int] = {
     SampleBudgetError: EXIT_FAULTS,
     OSError: EXIT_STORAGE,
 }
-# A key or field that the user named, not one that a sample should have had.
-_USAGE_KINDS = ("missing_key", "bad_field_name")
 
 
 class _CommandLine(click.Group):
@@ -125,7 +128,8 @@ def _explain(exc: Exception) -> tuple[str, int]:
     """Message and exit code."""
     code = next((code for kind, code in _EXIT_CODES.items() if isinstance(exc, kind)), EXIT_INTERNAL)
     if isinstance(exc, JanusShardsError):
-        return f"error: {exc.message}", EXIT_USAGE if exc.kind in _USAGE_KINDS else code
+        # The user named a key that no sample has; samples without a field that they should have are faults of the data.
+        return f"error: {exc.message}", EXIT_USAGE if exc.kind == "missing_key" else code
     if isinstance(exc, OSError):
         return f"error: {exc}", code
     text = str(exc).partition("\n")[0]
