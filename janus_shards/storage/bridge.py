@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from janus_shards.errors import (
     AccessDeniedError,
@@ -175,6 +176,9 @@ class BridgeStorage:
             fs, root = _open_file_system(self._root, self._options)
             self._opened = os.getpid(), fs, root
         _, fs, root = self._opened
+        if root.startswith(("http://", "https://")):
+            path, mark, query = root.partition("?")
+            return fs, f"{path}/{quote(name)}{mark}{query}" if name else root
         return fs, f"{root}/{name}" if name else root
 
     def _is_s3(self, fs: "AbstractFileSystem") -> bool:

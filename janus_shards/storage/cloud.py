@@ -368,6 +368,8 @@ def _open_clients(scheme: str, root: str, bucket: str, options: StorageOptions, 
         "read_timeout": timedelta(seconds=transfer.stall_timeout_s),
         "timeout": timedelta(seconds=transfer.stall_timeout_s + _PIECE_BYTES / _SLOWEST_BYTES_PER_S),
     }
+    if env.get("AWS_CA_BUNDLE") and not reads["allow_http"]:
+        reads["root_certificate"] = _read_certificates(env["AWS_CA_BUNDLE"])
     # While a part is sent nothing is read, so a stall cannot be told from work; the deadline has to do.
     whole = timedelta(seconds=transfer.stall_timeout_s + _PARTS_IN_FLIGHT * _PART_BYTES / _SLOWEST_BYTES_PER_S)
     writes: ClientConfig = {**reads, "read_timeout": whole, "timeout": whole}
@@ -381,6 +383,14 @@ def _open_clients(scheme: str, root: str, bucket: str, options: StorageOptions, 
         },
     }
     return _Clients(build(reads, {"max_retries": 0}), build(writes, retries), os.getpid())
+
+
+def _read_certificates(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as exc:
+        raise ConfigError(f"AWS_CA_BUNDLE={path}: {exc.strerror}") from exc
 
 
 def _open_store(
@@ -563,7 +573,7 @@ def _translate(exc: Exception, doing: str, bucket: str, *, writes: bool) -> Stor
 
 _BREAKS = {
     "Timeout": "nothing arrived for too long",
-    "Connect": "no connection to the server; check the address, the proxy and the network",
+    "Connect": "no connection to the server; check the address, its certificate, the proxy and the network",
 }
 
 

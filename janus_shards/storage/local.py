@@ -10,7 +10,7 @@ import os
 import resource
 import stat
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 
 from janus_shards.errors import AccessDeniedError, IntegrityError, ObjectNotFoundError, StorageError, TransientError
@@ -250,9 +250,10 @@ class _OpenFile:
         self.size = status.st_size
         self.etag = _etag(status)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound early: at the end of the interpreter the name may be gone.
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)
 
 
 class _LocalUpload(Upload):

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from janus_shards.errors import ConfigError, ObjectNotFoundError
 from janus_shards.storage.base import Storage, StorageOptions
 from janus_shards.storage.local import LocalStorage
+from janus_shards.storage.retry import RetryingStorage
 
 if TYPE_CHECKING:
     from janus_shards.storage.base import ReadStorage
@@ -50,9 +51,7 @@ def open_storage(url: str, options: StorageOptions | None = None) -> Storage:
     if scheme == "file":
         return LocalStorage(rest)
     if scheme not in _CLOUD:
-        from janus_shards.storage.bridge import open_bridge
-
-        return open_bridge(url.rstrip("/") if rest.strip("/") else url, options)
+        return RetryingStorage(_open_bridge(url.rstrip("/") if rest.strip("/") else url, options), options.transfer)
     return _open_cloud(f"{scheme}://{rest}", options)
 
 
@@ -111,12 +110,15 @@ def expand_urls(patterns: str | Sequence[str], options: StorageOptions | None = 
 
 def _open_cloud(url: str, options: StorageOptions) -> Storage:
     # Late: obstore is loaded by whoever needs a store, not by `import janus_shards`.
-    from janus_shards.storage.bridge import open_bridge
     from janus_shards.storage.cloud import CloudStorage
-    from janus_shards.storage.retry import RetryingStorage
 
-    cloud = CloudStorage(url, options, fallback=partial(open_bridge, url, options))
-    return RetryingStorage(cloud, options.transfer)
+    return RetryingStorage(CloudStorage(url, options, fallback=partial(_open_bridge, url, options)), options.transfer)
+
+
+def _open_bridge(url: str, options: StorageOptions) -> Storage:
+    from janus_shards.storage.bridge import open_bridge
+
+    return open_bridge(url, options)
 
 
 def _list_matching(url: str, options: StorageOptions | None) -> list[str]:

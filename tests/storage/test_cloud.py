@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -19,6 +20,7 @@ from janus_shards.errors import (
     TransientError,
 )
 from janus_shards.storage.base import Credentials, Storage, StorageOptions, TransferOptions
+from janus_shards.storage.bridge import open_bridge
 from janus_shards.storage.urls import expand_urls, open_storage, split_url
 from tests.conftest import S3Server
 from tests.contracts.storage import StorageContract
@@ -62,10 +64,10 @@ class Recorder(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def recorder() -> Iterator[str]:
+def recorder(request: pytest.FixtureRequest) -> Iterator[str]:
     """URL of a server that notes requests in ``Recorder.seen``."""
     Recorder.seen, Recorder.statuses = [], []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Recorder)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), getattr(request, "param", Recorder))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -164,6 +166,12 @@ def test_web_server_is_read_by_ranges(recorder: str) -> None:
         list(storage.list())
 
 
+def test_web_server_is_read_through_fsspec_alike(recorder: str) -> None:
+    """What a forked child reads from a web server is asked for with the same path and query."""
+    assert open_bridge(f"{recorder}/a%20b?sig=s", StorageOptions()).read("x+%.tar", 2, 5) == b"234"
+    assert Recorder.seen[0][1] in ("/a%20b/x+%25.tar?sig=s", "/a%20b/x%2B%25.tar?sig=s")
+
+
 def test_no_server_is_a_clear_error() -> None:
     """An address where nobody answers is named as such."""
     storage = open_storage("s3://bkt", _options("http://127.0.0.1:9", max_attempts=1, **KEYS))
@@ -232,6 +240,36 @@ def test_listing_goes_on_over_pages(s3_server: S3Server) -> None:
     assert [meta.name for meta in storage.list("part-")] == names
     assert [meta.name for meta in storage.list("part-0020")] == names[2000:2100]
     assert expand_urls(f"{bucket}/set/part-*00.tar", s3_server.options)[-1] == f"{bucket}/set/part-002500.tar"
+
+
+class NoTokens(Recorder):
+    """Lists 2,000 keys a thousand at a time, says that more follow, but not how to ask for them."""
+
+    def do_GET(self) -> None:
+        """One page behind ``start-after``."""
+        asked = parse_qs(urlsplit(self.path).query)
+        self.seen.append((self.command, self.path, {}))
+        keys = [
+            key for key in (f"set/{number:04d}" for number in range(2000)) if key > asked.get("start-after", [""])[0]
+        ]
+        page = "".join(
+            f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2015-10-21T07:28:00Z</LastModified></Contents>"
+            for key in keys[:1000]
+        )
+        truncated = str(len(keys) > 1000).lower()
+        body = f"<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{page}</ListBucketResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.parametrize("recorder", [NoTokens], indirect=True)
+def test_listing_goes_on_without_a_token(recorder: str) -> None:
+    """A server that sends no token for the next page does not make the list end at 1,000."""
+    names = [meta.name for meta in open_storage("s3://bkt/set", _options(recorder, **KEYS)).list()]
+    assert names == [f"{number:04d}" for number in range(2000)]
+    assert len(Recorder.seen) == 3
 
 
 def test_listing_survives_keys_that_obstore_cannot_name(s3_server: S3Server) -> None:

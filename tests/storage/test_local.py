@@ -3,6 +3,7 @@ import pickle
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,20 @@ def test_open_files_are_bounded_and_reopened(tmp_path: Path) -> None:
     assert len(os.listdir("/dev/fd")) - before == 2
     storage.close()
     assert len(os.listdir("/dev/fd")) == before
+
+
+def test_threads_share_few_descriptors(tmp_path: Path) -> None:
+    """Eviction by one thread never closes a file, or puts another in its place, while a second one reads it."""
+    storage = LocalStorage(tmp_path, max_open_files=2)
+    for number in range(8):
+        storage.put(f"{number}.tar", bytes([number]) * 4096)
+
+    def read(first: int) -> bool:
+        numbers = [(first + step * step) % 8 for step in range(400)]
+        return all(storage.read(f"{number}.tar", 5, 4000) == bytes([number]) * 3995 for number in numbers)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(read, range(8)))
 
 
 def test_replaced_file_is_never_mixed(storage: LocalStorage, tmp_path: Path) -> None:
