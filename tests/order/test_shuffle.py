@@ -89,6 +89,9 @@ def test_turns_hold_their_rows_and_no_others(shard_rows, seed, block_rows, shuff
     options = OrderOptions(seed=seed, block_rows=block_rows, shuffle=shuffle)
     order = open_order(np.array(shard_rows), np.zeros(len(shard_rows)), options)
     slots = order.epoch(0).slots(0, order.num_samples)
+    first, stop = order.epoch(0).block_span(slots.blocks)
+    assert np.all((first <= slots.turn_starts) & (slots.turn_stops <= stop))
+    assert len(slots) == order.num_samples
     for start in np.unique(slots.turn_starts):
         mine = slots.turn_starts == start
         assert len(np.unique(slots.turn_stops[mine])) == 1
