@@ -12,7 +12,7 @@ from janus_shards.order.cursor import Cursor, choose_generation
 from janus_shards.order.epoch import EpochOrder, Order, OrderOptions, open_order
 from janus_shards.order.serving import global_batch, num_steps, rank_slots
 from janus_shards.pipeline.batch import Batch
-from janus_shards.pipeline.buffers import SlabLayout, SlabRing
+from janus_shards.pipeline.buffers import SlabLayout, SlabRing, keep_freed_memory
 from janus_shards.pipeline.fetch import open_source
 from janus_shards.pipeline.options import LoaderOptions
 from janus_shards.pipeline.plan import Stretch
@@ -211,6 +211,8 @@ class Loader:
         serving, options = self._serving, self._serving.options
         order = self._served(self._epoch)[0]
         self._stats.begin_epoch(self._epoch)
+        if not options.decode:
+            keep_freed_memory()
         memory_bytes = options.memory_limit(serving.world)
         source = open_source(
             self.dataset.catalog,
