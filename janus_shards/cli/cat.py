@@ -23,16 +23,19 @@ def command(*, root: str, key: str, field: str, storage: Mapping[str, object], a
 
     The bytes are those that are stored. With --json they are "text", where they are UTF-8, or else "base64".
     """
-    sample = open_dataset(root, storage_options=storage).by_key(key)
+    dataset = open_dataset(root, storage_options=storage)
+    sample = dataset.by_key(key)
     if field not in sample:
-        raise ConfigError(f"{root}: sample {key!r} has no field {field!r}; it has {', '.join(sample)}")
+        raise ConfigError(f"{dataset.url}: sample {key!r} has no field {field!r}; it has {', '.join(sample)}")
     data = sample.raw(field)
     if as_json:
         print_json(_document(sample, field, data))
         return
     if sys.stdout.isatty() and not _is_text(data):
-        raise click.UsageError(f"field {field!r} is no text and would upset the terminal; write it to a file with >")
+        raise ConfigError(f"field {field!r} is no text and would upset the terminal; send it to a file with >")
     sys.stdout.buffer.write(data)
+    if sys.stdout.isatty() and not data.endswith(b"\n"):
+        sys.stdout.buffer.write(b"\n")
     sys.stdout.buffer.flush()
 
 

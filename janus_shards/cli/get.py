@@ -33,10 +33,11 @@ def command(
 
     Each field becomes DIR/KEY.FIELD. No file lands outside DIR and no link below it is followed, whatever the key says.
     """
-    sample = open_dataset(root, storage_options=storage).by_key(key)
+    dataset = open_dataset(root, storage_options=storage)
+    sample = dataset.by_key(key)
     unknown = [name for name in fields or () if name not in sample]
     if unknown:
-        raise ConfigError(f"{root}: sample {key!r} has no field {unknown[0]!r}; it has {', '.join(sample)}")
+        raise ConfigError(f"{dataset.url}: sample {key!r} has no field {unknown[0]!r}; it has {', '.join(sample)}")
     files = extract(sample, output, fields=fields, overwrite=overwrite)
     if as_json:
         written = [{"field": file.field, "path": os.path.join(output, file.path), "bytes": file.size} for file in files]

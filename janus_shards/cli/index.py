@@ -50,7 +50,7 @@ def command(
         overwrite=overwrite,
         workers=workers,
     )
-    with ProgressLine() as line:
+    with ProgressLine("index") as line:
         report = index_shards(urls, output=output, options=options, storage_options=storage, progress=line)
     for message in report.warnings:
         warn(message)

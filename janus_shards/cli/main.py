@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
+from janus_shards.cli.interrupt import EXIT_INTERRUPTED, prompt_interrupts
 from janus_shards.cli.options import debug_option, is_debugging
 from janus_shards.cli.terminal import printable, tolerate_any_text, warn_of_logs
 from janus_shards.errors import (
@@ -27,7 +28,6 @@ EXIT_FAULTS = 1
 EXIT_USAGE = 2
 EXIT_STORAGE = 3
 EXIT_INTERNAL = 70  # EX_SOFTWARE: not the user's doing
-EXIT_INTERRUPTED = 130  # as if ended by SIGINT
 EXIT_PIPE = 141  # as if ended by SIGPIPE
 
 # Each command is imported when it is run; its help in the list of commands stands here.
@@ -83,7 +83,8 @@ class _CommandLine(click.Group):
         tolerate_any_text()
         warn_of_logs()
         with _ended(ctx):
-            result = super().invoke(ctx)
+            with prompt_interrupts():
+                result = super().invoke(ctx)
             # Here and not at exit, where a reader that left could no longer be treated well.
             sys.stdout.flush()
         return result

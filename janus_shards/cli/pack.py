@@ -6,7 +6,7 @@ import click
 
 from janus_shards.cli.options import names, shared_options, size, size_or_off, workers_option
 from janus_shards.cli.progress import ProgressLine
-from janus_shards.cli.terminal import count_text, print_json, seconds_text, size_text, warn
+from janus_shards.cli.terminal import count_text, print_json, printable, seconds_text, size_text, warn
 from janus_shards.operations.pack import PackOptions, PackReport, pack
 from janus_shards.operations.sources import DotRule
 from janus_shards.operations.tables import TABLE_SUFFIXES, TableColumns
@@ -36,7 +36,7 @@ _LAYOUT = ShardLayout()
     show_default=True,
     help="Folder: a.b.jpg is field b.jpg of key a, or field jpg of key a_b.",
 )
-@click.option("--prefix", default=_LAYOUT.prefix, show_default=True, help="Shards are called PREFIX-000000.tar, ….")
+@click.option("--prefix", default=_LAYOUT.prefix, show_default=True, help="Shards are called PREFIX-000000.tar etc.")
 @click.option(
     "--shard-size",
     metavar="SIZE",
@@ -102,7 +102,7 @@ def command(
         dots=dots,
         workers=workers,
     )
-    with ProgressLine() as line:
+    with ProgressLine("pack") as line:
         report = pack(source, root, columns=columns, options=options, storage_options=storage, progress=line)
     for message in report.warnings:
         warn(message)
@@ -139,6 +139,6 @@ def _print(root: str, report: PackReport) -> None:
     shards = count_text(len(report.manifest.shards), "shard")
     kept = f" ({report.num_kept} kept from before)" if report.num_kept else ""
     click.echo(
-        f"{root}: {count_text(report.num_samples, 'sample')} in {shards}{kept}, {size_text(report.num_bytes)}, "
-        f"{seconds_text(report.seconds)}"
+        f"{printable(root)}: {count_text(report.num_samples, 'sample')} in {shards}{kept}, "
+        f"{size_text(report.num_bytes)}, {seconds_text(report.seconds)}"
     )

@@ -133,7 +133,7 @@ def command(
         ),
         storage_options=None,
     )
-    with loader, ProgressLine() as line:
+    with loader, ProgressLine("stream") as line:
         run = _stream(loader, epochs, limit, line, started)
     if as_json:
         print_json(_document(loader, run))

@@ -27,7 +27,7 @@ def command(
 
     Prints one line a finding, and exits with 1 if there is any.
     """
-    with ProgressLine() as line:
+    with ProgressLine("verify") as line:
         report = verify(root, full=full, workers=workers, storage_options=storage, progress=line)
     if as_json:
         print_json(_document(report))
@@ -51,8 +51,7 @@ def _print(root: str, report: VerifyReport, *, full: bool) -> None:
     for finding in report.findings:
         click.echo(printable(f"{finding.kind}: {finding.message}"))
     verdict = "sound" if report.is_sound else count_text(len(report.findings), "finding")
-    checked = "every byte read" if full else "indexes and lengths checked (--full reads every byte)"
-    click.echo(
-        f"{printable(root)}: {verdict}. {count_text(report.num_samples, 'sample')} in "
-        f"{count_text(report.num_shards, 'shard')}, {checked}, {seconds_text(report.seconds)}"
-    )
+    click.echo(f"{printable(root)}: {verdict}")
+    checked = "every byte read" if full else "indexes and lengths checked, --full reads every byte"
+    what = f"{count_text(report.num_samples, 'sample')} in {count_text(report.num_shards, 'shard')}"
+    click.echo(f"{what}, {seconds_text(report.seconds)}; {checked}")

@@ -1,5 +1,6 @@
 """Save the fields of one sample as files. Keys are untrusted: no file lands outside the folder that was asked for."""
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -110,15 +111,26 @@ def _write(at: int, name: str, data: bytes, *, overwrite: bool) -> None:
     try:
         with open(fd, "wb") as file:
             file.write(data)
-        if overwrite:
+        if overwrite or not _link(at, temporary, name):
             os.replace(temporary, name, src_dir_fd=at, dst_dir_fd=at)
         else:
-            # Unlike a rename, a link fails where a file has appeared meanwhile.
-            os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at)
             os.unlink(temporary, dir_fd=at)
     except BaseException:
         _remove(at, temporary)
         raise
+
+
+def _link(at: int, temporary: str, name: str) -> bool:
+    """Take the name, which unlike renaming fails where a file has appeared meanwhile; False on file systems without
+    links.
+    """
+    try:
+        os.link(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+    except OSError as exc:
+        if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        return False
+    return True
 
 
 def _remove(at: int, name: str) -> None:
