@@ -6,10 +6,8 @@ listing of unfinished uploads.
 """
 
 import functools
-import http.client
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 from janus_shards.errors import (
-    AccessDeniedError,
     ConfigError,
     IntegrityError,
     JanusShardsError,
@@ -28,11 +25,12 @@ from janus_shards.errors import (
 )
 from janus_shards.sample import RawBytes
 from janus_shards.storage.base import ObjectMeta, Storage, StorageOptions, Upload
+from janus_shards.storage.cloud_errors import store_error
+from janus_shards.storage.credentials import find_keys
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ListStream, PutMode, WritableFile
     from obstore import ObjectMeta as StoreMeta
-    from obstore.auth.boto3 import Boto3CredentialProvider
     from obstore.store import (
         AzureStore,
         ClientConfig,
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
         HTTPStore,
         RetryConfig,
         S3Config,
-        S3Credential,
         S3Store,
     )
 
@@ -55,7 +52,6 @@ _PART_BYTES = 8 * 2**20
 _PARTS_IN_FLIGHT = 4
 _SINGLE_PUT_BYTES = 64 * 2**20
 _PAGE_OBJECTS = 1000
-_METADATA_HOST = "169.254.169.254"
 
 # Process in which obstore's runtime was started; in any other process that inherited it, obstore would hang.
 _runtime_pid: int | None = None
@@ -286,7 +282,7 @@ class CloudStorage:
         except JanusShardsError:
             raise
         except (BaseError, OSError, ValueError) as exc:
-            error = _translate(exc, f"{doing} {self._named(name)}", self._bucket, writes=writes)
+            error = store_error(exc, f"{doing} {self._named(name)}", self._bucket, writes=writes)
             error.shard = name or None
             # The text of the foreign error may quote a URL with its signature.
             raise error from (None if "?" in self._root else exc)
@@ -410,9 +406,9 @@ def _s3_builder(
 ) -> "Callable[[ClientConfig, RetryConfig], Store]":
     from obstore.store import S3Store
 
-    provider = _credential_provider(bucket, options, env)
+    provider = find_keys(bucket, options, env)
     region = options.region or env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
-    config: S3Config = {"region": region or getattr(provider, "config", {}).get("region") or "us-east-1"}
+    config: S3Config = {"region": region or getattr(provider, "region", None) or "us-east-1"}
     # Single deletes are understood by every server that speaks S3; bulk deletes are not.
     config["disable_bulk_delete"] = True
     endpoint = _endpoint(options, env)
@@ -434,147 +430,6 @@ def _endpoint(options: StorageOptions, env: Mapping[str, str]) -> str | None:
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     found = options.endpoint_url or next((env[name] for name in names if env.get(name)), None)
     return found.rstrip("/") if found else None
-
-
-def _credential_provider(
-    bucket: str, options: StorageOptions, env: Mapping[str, str]
-) -> "Callable[[], S3Credential] | None":
-    """Where keys come from; ``None`` where obstore finds them itself (variables, web identity, container, instance).
-
-    Raises:
-        AccessDeniedError: There are none anywhere (``no_credentials``).
-        ConfigError: A profile needs boto3, which is not installed, or is not defined.
-    """
-    keys = options.credentials
-    if options.anonymous or env.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true", "yes", "on"):
-        return None
-    if keys is not None and not keys.withheld:
-        # Not through the configuration, where a session token of the environment would join keys it does not belong to.
-        return lambda: {
-            "access_key_id": keys.access_key_id,
-            "secret_access_key": keys.secret_access_key,
-            "token": keys.session_token,
-            "expires_at": None,
-        }
-    if options.profile is None and _has_native_credentials(env):
-        return None
-    provider = _boto3_provider(options.profile or env.get("AWS_PROFILE"))
-    if provider is None and not (options.profile is None and _has_instance_credentials(env)):
-        lost = "; keys given in the program do not travel to other processes" if keys is not None else ""
-        raise AccessDeniedError(
-            f"s3://{bucket}: no credentials found{lost}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a "
-            "profile (--profile, needs pip install 'janus-shards[aws]'), or read a public bucket with --anonymous "
-            "(storage_options={'anonymous': True})",
-            kind="no_credentials",
-        )
-    return provider
-
-
-def _has_native_credentials(env: Mapping[str, str]) -> bool:
-    chains = (
-        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
-        ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
-        ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
-        ("AWS_CONTAINER_CREDENTIALS_FULL_URI",),
-    )
-    return any(all(env.get(name) for name in chain) for chain in chains)
-
-
-def _boto3_provider(profile: str | None) -> "Boto3CredentialProvider | None":
-    """Keys of a profile, or of boto3's whole chain; ``None`` without boto3 or without keys."""
-    try:
-        import boto3
-        from botocore.exceptions import BotoCoreError
-        from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError:
-        if profile is None:
-            return None
-        raise ConfigError(f"AWS profile {profile!r} needs boto3: pip install 'janus-shards[aws]'") from None
-    try:
-        session = boto3.Session(profile_name=profile)
-        found = session.get_credentials() is not None
-    except BotoCoreError as exc:
-        raise ConfigError(f"AWS profile {profile!r}: {exc}") from exc
-    # boto3 renews keys when asked, so it is asked often enough to notice that they run out.
-    return Boto3CredentialProvider(session, ttl=timedelta(minutes=5)) if found else None
-
-
-def _has_instance_credentials(env: Mapping[str, str]) -> bool:
-    """Whether this machine has a metadata service; asked with a short timeout, where obstore would try for minutes."""
-    if env.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
-        return False
-    if env.get("AWS_METADATA_ENDPOINT"):
-        return True
-    connection = http.client.HTTPConnection(_METADATA_HOST, timeout=1.0)
-    try:
-        connection.request("PUT", "/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-_STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
-_BROKEN = re.compile(r"kind: (Timeout|Connect|Interrupted|Request|Decode|Unknown)\b")
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
-
-
-def _translate(exc: Exception, doing: str, bucket: str, *, writes: bool) -> StorageError:
-    """The error of ours for one of obstore's, whose text is searched, never quoted: it may hold signatures."""
-    from obstore import exceptions as foreign
-
-    text = str(exc)
-    status, code = (match[1] if (match := pattern.search(text)) else "" for pattern in (_STATUS, _CODE))
-    answer = f"HTTP {status} {code}".rstrip() if status else ""
-    if code == "NoSuchBucket":
-        return ObjectNotFoundError(f"{doing}: bucket {bucket!r} does not exist", kind="no_bucket")
-    if isinstance(exc, FileNotFoundError) or status == "404":
-        return ObjectNotFoundError(f"{doing}: it does not exist")
-    if code in _EXPIRED:
-        return AccessDeniedError(
-            f"{doing}: the credentials have expired ({code}); renew them", kind="credentials_expired"
-        )
-    if _METADATA_HOST in text:
-        return AccessDeniedError(
-            f"{doing}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use --anonymous",
-            kind="no_credentials",
-        )
-    if isinstance(exc, foreign.PermissionDeniedError | foreign.UnauthenticatedError) or status in ("401", "403"):
-        return AccessDeniedError(
-            f"{doing}: the store refused ({answer or 'no reason given'}); check the keys, the bucket policy and the "
-            "region, and use --anonymous for public buckets or --requester-pays where the reader pays"
-        )
-    if isinstance(exc, foreign.AlreadyExistsError | foreign.PreconditionError) or status in ("409", "412"):
-        if writes:
-            return StorageError(
-                f"{doing}: somebody else wrote it meanwhile ({answer or 'condition failed'})", kind="conflict"
-            )
-        return IntegrityError(f"{doing}: it changed since it was opened; open the data set again")
-    if status == "416":
-        return IntegrityError(f"{doing}: the object ends before that", kind="truncated_shard")
-    if isinstance(exc, foreign.NotSupportedError):
-        return StorageError(f"{doing}: the server does not answer ranged reads", kind="no_ranges")
-    if isinstance(exc, foreign.InvalidPathError):
-        return StorageError(f"{doing}: a key has an empty, '.' or '..' folder name", kind="bad_path")
-    if status in ("429", "503"):
-        return TransientError(f"{doing}: the store asks for fewer requests ({answer})", kind="throttled")
-    if status.startswith("5") or status == "408":
-        return TransientError(f"{doing}: the store failed ({answer})")
-    if status in ("301", "307", "400") and ("redirect" in text.lower() or code == "AuthorizationHeaderMalformed"):
-        return StorageError(f"{doing}: bucket {bucket!r} lies in another region ({answer}); name it with --region")
-    if (broken := _BROKEN.search(text)) or "Content-Length" in text:
-        return TransientError(f"{doing}: {_BREAKS.get(broken[1] if broken else '', 'the transfer broke off')}")
-    if "redirect" in text.lower():
-        return StorageError(f"{doing}: bucket {bucket!r} lies in another region; name it with --region")
-    return StorageError(f"{doing}: the store failed ({answer or type(exc).__name__})")
-
-
-_BREAKS = {
-    "Timeout": "nothing arrived for too long",
-    "Connect": "no connection to the server; check the address, its certificate, the proxy and the network",
-}
 
 
 def _meta(name: str, meta: "StoreMeta") -> ObjectMeta:
