@@ -1,13 +1,14 @@
 """One sample whose fields are read and decoded when they are first asked for."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from janus_shards.decode.fields import Decoder, decode_field
 from janus_shards.errors import MissingFieldError, SampleError
 from janus_shards.sample import RawBytes
 
 
-class Sample(Mapping[str, object]):
+class Sample(Mapping[str, Any]):
     """A read-only mapping from field to decoded value.
 
     Args:
@@ -40,7 +41,7 @@ class Sample(Mapping[str, object]):
         self._bytes: dict[str, RawBytes] = {}
         self._values: dict[str, object] = {}
 
-    def __getitem__(self, field: str) -> object:
+    def __getitem__(self, field: str) -> Any:
         """Decoded value; the same object at every access.
 
         Raises:

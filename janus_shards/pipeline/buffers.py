@@ -52,7 +52,7 @@ class SlabLayout:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what stored bytes free up, instead of giving it back after each batch and clearing it anew.
+    """Let the C library keep the memory of dropped batches, instead of giving it back and clearing it anew.
 
     glibc raises its thresholds for that, up to 32 MiB, when a large block is freed (mallopt(3), "dynamic mmap
     threshold"); the block itself is never touched. Undecoded batches then cost half the CPU time. Other allocators do
