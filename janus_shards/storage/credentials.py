@@ -27,7 +27,8 @@ class BotoProvider:
     @property
     def region(self) -> str | None:
         """Region of the profile."""
-        return self.session.region_name
+        region: str | None = self.session.region_name
+        return region
 
     def __call__(self) -> "S3Credential":
         """The keys of this moment."""
