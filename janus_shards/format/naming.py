@@ -18,11 +18,11 @@ _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_=-]*")
 _MAX_KEY_BYTES = 4096
 _MAX_FIELD_BYTES = 255
 
-# Media and tensors are read from the shard; everything else may be kept inside the index when it is small.
 _IMAGES = {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "ppm", "pgm", "pbm", "jp2"}
 _SOUND_AND_FILM = {"wav", "mp3", "flac", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov"}
 _TENSORS_AND_ARCHIVES = {"npy", "npz", "pth", "pt", "pyd", "pkl", "bin", "safetensors", "tar", "zip", "gz"}
-_NEVER_INLINE = _IMAGES | _SOUND_AND_FILM | _TENSORS_AND_ARCHIVES
+#: Last parts of field names whose data stays in the shard; everything else may be kept in the index when it is small.
+NEVER_INLINE = _IMAGES | _SOUND_AND_FILM | _TENSORS_AND_ARCHIVES
 
 
 def split_member(path: str) -> tuple[str, str] | None:
@@ -107,7 +107,7 @@ def is_unicode(text: str) -> bool:
 
 def may_inline(field: str) -> bool:
     """Whether small values of this field may be kept inside the index; media and tensors may not."""
-    return field.rpartition(".")[2] not in _NEVER_INLINE
+    return field.rpartition(".")[2] not in NEVER_INLINE
 
 
 def check_prefix(prefix: str) -> None:
