@@ -27,6 +27,7 @@ from janus_shards.errors import (
     TransientError,
     VersionError,
 )
+from janus_shards.pipeline.bad_samples import BadSamples
 from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.loader import Loader
 from janus_shards.pipeline.options import LoaderOptions
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccessDeniedError",
+    "BadSamples",
     "Batch",
     "ConfigError",
     "Dataset",

@@ -3,8 +3,11 @@
 Opening reads the manifest only; an index is read when a row of its shard is asked for, and bytes when a field is.
 """
 
+import glob
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -153,6 +156,31 @@ class Dataset:
             raise ConfigError(f"{self.url}: where: sample id {int(ids[~known][0])} is not in this data set")
         return Dataset(self.catalog, ids=ids)
 
+    def exclude(self, report: str | Path) -> "Dataset":
+        """A view without the bad samples that a loader reported (``BadSamples(report=...)``).
+
+        Args:
+            report: The report, or a pattern such as ``bad*.jsonl`` for those of several ranks.
+
+        Raises:
+            ConfigError: There is no such file, a line is no record of a report, or a key is not in the data set.
+        """
+        paths = sorted(glob.glob(str(report)))
+        if not paths:
+            raise ConfigError(f"exclude: there is no file {report}")
+        bad = {self._reported(sample_id, key) for path in paths for sample_id, key in _read_report(path)}
+        ids = np.arange(len(self)) if self.ids is None else self.ids
+        return Dataset(self.catalog, ids=ids[~np.isin(ids, sorted(bad))])
+
+    def _reported(self, sample_id: int, key: str) -> int:
+        """Id of a reported sample; ids move when shards are written anew, keys do not."""
+        if 0 <= sample_id < self.catalog.num_samples and self._sample(sample_id).key == key:
+            return sample_id
+        try:
+            return self.by_key(key).sample_id
+        except KeyError as exc:
+            raise ConfigError(f"exclude: {self.url} has no key {key!r}; the report is of another data set") from exc
+
     def take(self, n: int, *, seed: int = 0) -> "Dataset":
         """A view of ``n`` samples chosen at random, the same ones for the same seed.
 
@@ -272,6 +300,19 @@ class _FieldReader:
         if xxhash.xxh3_64_intdigest(data) != span.xxh3:
             raise checksum_error(self._catalog, self._shard, self._key, field)
         return data
+
+
+def _read_report(path: str) -> Iterator[tuple[int, str]]:
+    """Sample ids and keys of the records of a report."""
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+                yield int(record["sample_id"]), str(record["key"])
+            except (ValueError, TypeError, KeyError) as exc:
+                raise ConfigError(
+                    f"{path}, line {number}: expected a JSON record with sample_id and key, as in a loader's report"
+                ) from exc
 
 
 def checksum_error(catalog: Catalog, shard: int, key: str, field: str) -> DecodeError:

@@ -123,6 +123,15 @@ def yields_integer(field: str, decoders: Mapping[str, Decoder] | None = None) ->
     return _CODECS.get(last) is _INTEGER and not (decoders and (field in decoders or last in decoders))
 
 
+def empty_value(field: str, decoders: Mapping[str, Decoder] | None = None) -> object:
+    """What stands for the value of a field where there is none: empty text, no bytes, else ``None``."""
+    last = _last_part(field)
+    if decoders and (field in decoders or last in decoders):
+        return None
+    codec = _CODECS.get(last)
+    return b"" if codec is None else "" if codec is _TEXT else None
+
+
 def _last_part(field: str) -> str:
     return field[field.rfind(".") + 1 :].lower()
 

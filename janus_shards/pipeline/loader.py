@@ -2,15 +2,19 @@
 anywhere.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from janus_shards.errors import ConfigError
 from janus_shards.order.cursor import Cursor, choose_generation
 from janus_shards.order.epoch import EpochOrder, Order, OrderOptions, open_order
 from janus_shards.order.serving import global_batch, num_steps, rank_slots
+from janus_shards.pipeline.bad_samples import BadSampleLog
 from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.buffers import SlabLayout, SlabRing, keep_freed_memory
 from janus_shards.pipeline.fetch import open_source
@@ -88,6 +92,7 @@ class Loader:
         self._layout = SlabLayout.of(serving.recipe.specs, rows)
         # Delivered batches come back to the ring while the next ones are made; the consumer may hold a few.
         self._ring = SlabRing(self._layout.slab_bytes, max_free=serving.options.prefetch + 2)
+        self._bad_log = BadSampleLog(serving.options.bad_samples, world=serving.world, share=serving.share)
         self._live: weakref.ref[_EpochIterator] | None = None
 
     def __enter__(self) -> "Loader":
@@ -175,7 +180,8 @@ class Loader:
 
     def stats(self) -> dict[str, object]:
         """Counters of the current epoch: samples, rates, store requests and bytes, and where waiting time went."""
-        return self._stats.snapshot()
+        bad = {"skipped": self._bad_log.num_skipped, "substituted": self._bad_log.num_substituted}
+        return {**self._stats.snapshot(), "bad": bad}
 
     def close(self) -> None:
         """End all threads of a running pass; the loader can be iterated again."""
@@ -210,6 +216,7 @@ class Loader:
         """Begin to make the batches of the current epoch from the current position on."""
         serving, options = self._serving, self._serving.options
         order = self._served(self._epoch)[0]
+        epoch = order.epoch(self._epoch)
         self._stats.begin_epoch(self._epoch)
         if not options.decode:
             keep_freed_memory()
@@ -235,8 +242,10 @@ class Loader:
             rows_per_task=min(_MAX_TASK_ROWS, max(1, serving.rows_per_batch // (4 * num_threads))),
             verify=options.verify,
             on_missing=options.on_missing,
+            policy=options.bad_samples.policy,
+            others_in_block=functools.partial(_others_in_block, order, epoch),
         )
-        stretches = _stretches(order, order.epoch(self._epoch), self._position, serving)
+        stretches = _stretches(order, epoch, self._position, serving)
         worker, workers = serving.share
         plans = source.plans(stretches, lambda step: step % workers == worker)
         return Prefetcher(
@@ -249,6 +258,8 @@ class Loader:
 
     def _deliver(self, work: BatchWork, start: int) -> Batch:
         batch = work.finish()
+        if work.bad:
+            self._bad_log.add(work.bad, len(batch))
         finish = self._serving.finish
         if finish is not None:
             with work.times.measure("copy"):
@@ -303,6 +314,15 @@ def _stretches(order: Order, epoch: EpochOrder, position: int, serving: Serving)
             return
         yield Stretch(served, done)
         done += served.num_steps
+
+
+def _others_in_block(order: Order, epoch: EpochOrder, block: int, sample_id: int) -> list[int]:
+    """The other rows of a block, from the one behind ``sample_id`` on and round to the one before it."""
+    (start,), (stop,) = epoch.block_span(np.array([block]))
+    ids = order.sample_ids(np.arange(start, stop))
+    at = int(np.searchsorted(ids, sample_id))
+    others: list[int] = np.concatenate([ids[at + 1 :], ids[:at]]).tolist()
+    return others
 
 
 def _open_order(dataset: Dataset, options: OrderOptions, num_shards: int | None = None) -> Order:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from janus_shards.errors import ConfigError
+from janus_shards.pipeline.bad_samples import BadSamples, Policy
 from janus_shards.sample import RawBytes
 from janus_shards.world import World
 
@@ -30,6 +31,8 @@ class LoaderOptions:
             ``uneven``.
         decode: False delivers the stored bytes of every field.
         decoders: Functions from bytes to a value, by the last dotted part of a field name.
+        on_bad: What becomes of samples whose bytes are bad: ``raise``, ``skip``, ``substitute``, or ``BadSamples`` with
+            a budget and a report.
         on_missing: ``raise``, or ``none`` to deliver ``None`` or zeros and a ``present`` flag.
         verify: Compare the XXH3-64 of everything read with the index.
         threads: Decoding threads; the cores of this process divided by the ranks of this node when not given.
@@ -44,6 +47,7 @@ class LoaderOptions:
     tail: Literal["drop", "pad", "uneven"] = "drop"
     decode: bool = True
     decoders: Mapping[str, Callable[[RawBytes], object]] = field(default_factory=dict)
+    on_bad: Policy | BadSamples = "raise"
     on_missing: Literal["raise", "none"] = "raise"
     verify: bool = True
     threads: int | None = None
@@ -53,6 +57,7 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if self.tail not in ("drop", "pad", "uneven"):
             raise ConfigError(f"tail={self.tail!r}: expected 'drop', 'pad' or 'uneven'")
+        _ = self.bad_samples  # checks the policy
         if self.on_missing not in ("raise", "none"):
             raise ConfigError(f"on_missing={self.on_missing!r}: expected 'raise' or 'none'")
         for name in ("threads", "prefetch", "block_rows", "window"):
@@ -61,6 +66,11 @@ class LoaderOptions:
                 raise ConfigError(f"{name}={value!r}: expected an integer of at least 1")
         if self.memory_bytes is not None:
             parse_bytes(self.memory_bytes, name="memory_bytes")
+
+    @property
+    def bad_samples(self) -> BadSamples:
+        """``on_bad`` with its budget."""
+        return self.on_bad if isinstance(self.on_bad, BadSamples) else BadSamples(policy=self.on_bad)
 
     def num_threads(self, world: World) -> int:
         """Decoding threads of this rank."""

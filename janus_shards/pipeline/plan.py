@@ -43,6 +43,7 @@ class BatchPlan:
         step: Steps since the planning began.
         sample_ids: int64 ``[B]``.
         valid: bool ``[B]``; False for the repeats that fill a padded last step.
+        blocks: Block of the order that each row belongs to.
         turns: The turn of the order that each row belongs to: rows of one block that are served in one stretch.
         shards: Shard number of each row.
         keys: Key of each row.
@@ -52,6 +53,7 @@ class BatchPlan:
     step: int
     sample_ids: NDArray[np.int64]
     valid: NDArray[np.bool_]
+    blocks: list[int]
     turns: list[int]
     shards: list[int]
     keys: list[str]
@@ -135,11 +137,28 @@ class Stretch:
                     step=self.first_step + at,
                     sample_ids=slots.sample_ids[start:stop],
                     valid=self.served.valid[start:stop],
+                    blocks=slots.blocks[start:stop].tolist(),
                     turns=slots.turn_starts[start:stop].tolist(),
                     shards=table.shards[start - base : stop - base].tolist(),
                     keys=table.keys[start - base : stop - base].tolist(),
                     fields=table.fields(start - base, stop - base),
                 )
+
+
+def plan_row(catalog: Catalog, sample_id: int, fields: Sequence[str]) -> BatchPlan:
+    """The plan of a single sample, outside of any order."""
+    ids = np.array([sample_id])
+    table = _RowTable(catalog, ids, fields, lambda shards: None)
+    return BatchPlan(
+        step=-1,
+        sample_ids=ids,
+        valid=np.ones(1, dtype=bool),
+        blocks=[-1],
+        turns=[-1],
+        shards=table.shards.tolist(),
+        keys=table.keys.tolist(),
+        fields=table.fields(0, 1),
+    )
 
 
 class _RowTable:

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from janus_shards.decode.fields import Decoder, decode_field, yields_integer
+from janus_shards.decode.fields import Decoder, decode_field, empty_value, yields_integer
+from janus_shards.decode.lazy import Sample
 from janus_shards.decode.transform import Augment, FieldTransform, SampleTransform, TensorSpec, takes_rng
 from janus_shards.errors import ConfigError, DecodeError, SampleError
 from janus_shards.pipeline.stages import BatchWork, Recipe
 
 _INTEGER = TensorSpec((), np.dtype(np.int64))
+# Stands for the result of a sample that was skipped.
+_CLEARED = object()
 
 
 class FieldRecipe:
@@ -79,6 +82,13 @@ class FieldRecipe:
         except SampleError as exc:
             raise work.located(exc, row, name) from exc
 
+    def clear(self, work: BatchWork, row: int) -> None:
+        """See ``Recipe``."""
+        for name in self.specs:
+            work.arrays[name][row] = 0
+        for name in self.lists:
+            work.lists[name][row] = empty_value(name, self._decoders) if self._decode else b""
+
     def finish(self, work: BatchWork) -> dict[str, Any]:
         """See ``Recipe``."""
         return {name: work.arrays[name] if name in work.arrays else work.lists[name] for name in self._fields}
@@ -102,6 +112,11 @@ class SampleRecipe:
             if self._augment is not None:
                 self._augment.augment(out, work.rng(row))
 
+    def clear(self, work: BatchWork, row: int) -> None:
+        """See ``Recipe``."""
+        for name in self.specs:
+            work.arrays[name][row] = 0
+
     def finish(self, work: BatchWork) -> dict[str, Any]:
         """See ``Recipe``."""
         return {name: work.arrays[name] for name in self.specs}
@@ -124,33 +139,61 @@ class CallableRecipe:
     def fill(self, work: BatchWork, row: int) -> None:
         """See ``Recipe``."""
         sample = work.sample(row)
-        if not self._takes_rng:
+        if self._takes_rng:
+            with _named(work, row):
+                work.lists[""][row] = self._function(sample, rng=work.rng(row))
+        else:
             for name in sample:
                 sample.raw(name)
             work.lists[""][row] = sample
-            return
-        with _named(work, row):
-            work.lists[""][row] = self._function(sample, rng=work.rng(row))
+
+    def clear(self, work: BatchWork, row: int) -> None:
+        """See ``Recipe``."""
+        work.lists[""][row] = _CLEARED
+
+    def _call(self, work: BatchWork, row: int) -> None:
+        """Run the function in the consumer's thread."""
+        read = work.lists[""][row]
+        # A substitute was not read by the workers.
+        sample = read if isinstance(read, Sample) and read.key == work.key(row) else work.sample(row)
+        with _named(work, row), work.global_generators(row):
+            work.lists[""][row] = self._function(sample)
 
     def finish(self, work: BatchWork) -> dict[str, Any]:
         """See ``Recipe``."""
         results = work.lists[""]
         if not self._takes_rng:
-            for row, sample in enumerate(results):
-                with _named(work, row), work.global_generators(row):
-                    results[row] = self._function(sample)
+            for row in range(len(results)):
+                if results[row] is not _CLEARED:
+                    work.attempt(row, self._call)
+        good = next((result for result in results if result is not _CLEARED), None)
+        if good is None and work.bad:
+            # What the function returns is not known, so there is nothing to fill the slots with.
+            raise work.bad[0].error
+        results[:] = [_empty_like(good) if result is _CLEARED else result for result in results]
         for row, result in enumerate(results):
             if not isinstance(result, Mapping) or result.keys() != results[0].keys():
                 raise ConfigError(
                     f"transform: expected a mapping with the same names for every sample, found {_shown(result)} for "
-                    f"key {work.plan.keys[row]!r} and {_shown(results[0])} for key {work.plan.keys[0]!r}",
-                    key=work.plan.keys[row],
+                    f"key {work.key(row)!r} and {_shown(results[0])} for key {work.key(0)!r}",
+                    key=work.key(row),
                 )
         return {name: _stacked(name, [result[name] for result in results], work) for name in results[0]}
 
 
 def _shown(result: object) -> str:
     return str(sorted(map(str, result))) if isinstance(result, Mapping) else f"a {type(result).__name__}"
+
+
+def _empty_like(result: Any) -> Any:
+    """Zeros and empty values of the same names, types and shapes."""
+    if isinstance(result, Mapping):
+        return {name: _empty_like(value) for name, value in result.items()}
+    if isinstance(result, bool | int | float | str | bytes):
+        return type(result)()
+    if isinstance(result, np.generic) or (hasattr(result, "__array__") and hasattr(result, "shape")):
+        return np.zeros_like(np.asarray(result))
+    return None
 
 
 def _stacked(name: str, values: list[Any], work: BatchWork) -> Any:
@@ -163,9 +206,9 @@ def _stacked(name: str, values: list[Any], work: BatchWork) -> Any:
     for row, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             raise ConfigError(
-                f"transform: {name!r} has shape {arrays[0].shape} for key {work.plan.keys[0]!r} and {array.shape} for "
-                f"key {work.plan.keys[row]!r}, which cannot be stacked; pad them, or return a list to get a list",
-                key=work.plan.keys[row],
+                f"transform: {name!r} has shape {arrays[0].shape} for key {work.key(0)!r} and {array.shape} for "
+                f"key {work.key(row)!r}, which cannot be stacked; pad them, or return a list to get a list",
+                key=work.key(row),
             )
     return np.stack(arrays)
 
@@ -179,11 +222,10 @@ def _named(work: BatchWork, row: int) -> Iterator[None]:
     """Errors of the caller's code say at which sample they happened."""
     try:
         yield
-    except DecodeError:
+    except SampleError:
         raise
     except Exception as exc:
-        shard = work.shop.catalog.shard_url(work.plan.shards[row])
-        exc.add_note(f"in the transform of key {work.plan.keys[row]!r} of shard {shard}")
+        exc.add_note(f"in the transform of key {work.key(row)!r} of shard {work.shard_url(row)}")
         raise
 
 

@@ -19,10 +19,11 @@ from janus_shards.decode.lazy import Sample, locate
 from janus_shards.decode.transform import TensorSpec
 from janus_shards.errors import MissingFieldError, SampleError
 from janus_shards.order.seeds import Tag, derive
+from janus_shards.pipeline.bad_samples import BadSample, Policy
 from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.buffers import SlabLayout, SlabRing
 from janus_shards.pipeline.fetch import RowSource
-from janus_shards.pipeline.plan import BatchPlan
+from janus_shards.pipeline.plan import BatchPlan, plan_row
 from janus_shards.pipeline.stats import StageTimes
 from janus_shards.reader import checksum_error
 from janus_shards.sample import RawBytes
@@ -49,6 +50,8 @@ class Workshop:
         rows_per_task: Rows that one task fills.
         verify: Whether checksums are compared.
         on_missing: What a missing field means.
+        policy: What a bad sample means.
+        others_in_block: (block, sample id) -> ids of the other rows of the block, the next one first.
     """
 
     catalog: "Catalog"
@@ -62,6 +65,8 @@ class Workshop:
     rows_per_task: int
     verify: bool
     on_missing: Literal["raise", "none"]
+    policy: Policy
+    others_in_block: Callable[[int, int], Sequence[int]]
 
 
 class Recipe(Protocol):
@@ -78,6 +83,9 @@ class Recipe(Protocol):
     def fill(self, work: "BatchWork", row: int) -> None:
         """Write one row of the batch. Called from several threads, for different rows."""
 
+    def clear(self, work: "BatchWork", row: int) -> None:
+        """Write what a slot without a sample holds: zeros, and empty values of the same kind."""
+
     def finish(self, work: "BatchWork") -> dict[str, Any]:
         """Values by name of the whole batch. Called once, in delivery order, by the consumer's thread."""
 
@@ -86,10 +94,11 @@ class BatchWork:
     """One batch under construction: a job of the prefetcher.
 
     Attributes:
-        plan: Which rows, and where their bytes are.
+        plan: Which rows were planned, and where their bytes are.
         arrays: Arrays over one slab, ``[B, …]`` by name.
         lists: Values by name and row, for what has no fixed shape.
         present: Whether a row has a field, by field.
+        bad: Bad samples that were skipped or substituted.
         times: Seconds of work by stage.
         tasks: Pieces of the work, for any thread.
         cost_bytes: Memory the batch holds until it is delivered.
@@ -103,19 +112,58 @@ class BatchWork:
         self.arrays = {name: array[:rows] for name, array in shop.layout.views(shop.ring.take()).items()}
         self.lists: dict[str, list[Any]] = {name: [None] * rows for name in shop.recipe.lists}
         self.present = {name: np.ones(rows, dtype=bool) for name in shop.fields}
+        self.bad: list[BadSample] = []
         self.times = StageTimes()
         step = shop.rows_per_task
         self.tasks: Sequence[Callable[[], None]] = [
             functools.partial(self._fill, start, min(start + step, rows)) for start in range(0, rows, step)
         ]
         self.cost_bytes = shop.layout.slab_bytes + plan.stored_bytes
-        self._transfer_s = 0.0
+        # Rows that stand in for bad ones, each as a plan of one row.
+        self._substitutes: dict[int, BatchPlan] = {}
+        self._skipped: set[int] = set()
 
     def _fill(self, start: int, stop: int) -> None:
         began = time.perf_counter()
         for row in range(start, stop):
-            self.shop.recipe.fill(self, row)
+            self.attempt(row, self.shop.recipe.fill)
         self.times.add("decode", time.perf_counter() - began)
+
+    def attempt(self, row: int, fill: Callable[["BatchWork", int], None]) -> None:
+        """Fill a row; when its sample is bad, do what the policy says.
+
+        Raises:
+            SampleError: The sample is bad and the policy is ``raise``.
+        """
+        try:
+            fill(self, row)
+        except SampleError as exc:
+            if self.shop.policy == "raise":
+                raise
+            self._replace(row, exc, fill)
+
+    def _replace(self, row: int, error: SampleError, fill: Callable[["BatchWork", int], None]) -> None:
+        sample_id, key = int(self.plan.sample_ids[row]), self.plan.keys[row]
+        found = self.shop.policy == "substitute" and self._substitute(row, sample_id, fill)
+        if not found:
+            self._substitutes.pop(row, None)
+            self._skipped.add(row)
+            self.shop.recipe.clear(self, row)
+        substitute = self._substitutes[row].keys[0] if found else None
+        self.bad.append(BadSample(row=row, sample_id=sample_id, key=key, error=error, substitute=substitute))
+
+    def _substitute(self, row: int, sample_id: int, fill: Callable[["BatchWork", int], None]) -> bool:
+        """Fill the row with the next good sample of the same block."""
+        for candidate in self.shop.others_in_block(self.plan.blocks[row], sample_id):
+            self._substitutes[row] = plan_row(self.shop.catalog, candidate, self.shop.fields)
+            for present in self.present.values():
+                present[row] = True
+            try:
+                fill(self, row)
+            except SampleError:
+                continue
+            return True
+        return False
 
     def finish(self) -> Batch:
         """The batch, once all tasks have run."""
@@ -124,8 +172,29 @@ class BatchWork:
             self.shop.source.finish(self.plan)
         # Tasks refer back to this object; left in place, the slab would wait for the cycle collector.
         self.tasks, self.arrays = (), {}
-        present = self.present if self.shop.on_missing == "none" else {}
-        return Batch(fields, self.plan.keys, self.plan.sample_ids, self.plan.valid, present)
+        self.bad.sort(key=lambda bad: bad.row)
+        keys, sample_ids, valid = self.plan.keys, self.plan.sample_ids, self.plan.valid
+        if self.bad:
+            keys, sample_ids, valid = list(keys), sample_ids.copy(), valid.copy()
+            for row, plan in self._substitutes.items():
+                keys[row], sample_ids[row] = plan.keys[0], plan.sample_ids[0]
+            valid[list(self._skipped)] = False
+        return Batch(fields, keys, sample_ids, valid, self.present if self.shop.on_missing == "none" else {})
+
+    def _planned(self, row: int) -> tuple[BatchPlan, int]:
+        """The plan that a row follows, and its place there."""
+        plan = self._substitutes.get(row)
+        return (self.plan, row) if plan is None else (plan, 0)
+
+    def key(self, row: int) -> str:
+        """Key of the sample in a row."""
+        plan, at = self._planned(row)
+        return plan.keys[at]
+
+    def shard_url(self, row: int) -> str:
+        """Shard of the sample in a row."""
+        plan, at = self._planned(row)
+        return self.shop.catalog.shard_url(plan.shards[at])
 
     def raw(self, row: int, field: str) -> RawBytes | None:
         """Stored bytes of a field of one row, checked against the index; ``None`` when it is missing and may be.
@@ -134,28 +203,37 @@ class BatchWork:
             MissingFieldError: The sample lacks the field, and ``on_missing`` is ``raise``.
             DecodeError: Kind ``index_mismatch``: the bytes are not those that were indexed.
         """
-        place = self.plan.fields[field]
-        inline = place.inline[row]
+        plan, at = (self.plan, row) if row not in self._substitutes else (self._substitutes[row], 0)
+        place = plan.fields[field]
+        inline = place.inline[at]
         if inline is not None:
             return inline
-        size = place.sizes[row]
+        size = place.sizes[at]
         if size == 0:
             return b""
         if size < 0:
             self._note_missing(row, field)
             return None
-        data = self.shop.source.read(self.plan, row, field)
-        if self.shop.verify and xxhash.xxh3_64_intdigest(data) != place.xxh3[row]:
-            raise checksum_error(self.shop.catalog, self.plan.shards[row], self.plan.keys[row], field)
+        # Substitutes were not planned, so nobody has fetched them.
+        data = self.shop.source.read(plan, at, field) if plan is self.plan else self._read(plan, at, field)
+        if self.shop.verify and xxhash.xxh3_64_intdigest(data) != place.xxh3[at]:
+            # Once more, past whatever kept the bytes: they may have been damaged on their way.
+            data = self._read(plan, at, field)
+            if xxhash.xxh3_64_intdigest(data) != place.xxh3[at]:
+                raise checksum_error(self.shop.catalog, plan.shards[at], plan.keys[at], field)
         return data
+
+    def _read(self, plan: BatchPlan, at: int, field: str) -> RawBytes:
+        place = plan.fields[field]
+        return self.shop.catalog.read(plan.shards[at], place.offsets[at], place.offsets[at] + place.sizes[at])
 
     def _note_missing(self, row: int, field: str) -> None:
         if self.shop.on_missing == "none":
             self.present[field][row] = False
             return
-        index = self.shop.catalog.index(self.plan.shards[row])
-        number = int(self.plan.sample_ids[row] - self.shop.catalog.row_starts[self.plan.shards[row]])
-        found = ", ".join(span.field for span in index.fields_of(number))
+        plan, at = self._planned(row)
+        number = int(plan.sample_ids[at] - self.shop.catalog.row_starts[plan.shards[at]])
+        found = ", ".join(span.field for span in self.shop.catalog.index(plan.shards[at]).fields_of(number))
         error = MissingFieldError(
             f"expected this field, the sample has {found}; pass LoaderOptions(on_missing='none') to go on without it"
         )
@@ -163,19 +241,18 @@ class BatchWork:
 
     def located(self, error: SampleError, row: int, field: str) -> SampleError:
         """The error with shard, key and field."""
-        return locate(
-            error, shard=self.shop.catalog.shard_url(self.plan.shards[row]), key=self.plan.keys[row], field=field
-        )
+        return locate(error, shard=self.shard_url(row), key=self.key(row), field=field)
 
     def sample(self, row: int) -> Sample:
         """One row as a lazy sample of the requested fields that it has."""
-        held = [name for name, place in self.plan.fields.items() if place.sizes[row] >= 0]
+        plan, at = self._planned(row)
+        held = [name for name, place in plan.fields.items() if place.sizes[at] >= 0]
         return Sample(
-            self.plan.keys[row],
-            int(self.plan.sample_ids[row]),
+            plan.keys[at],
+            int(plan.sample_ids[at]),
             functools.partial(self._read_present, row),
             held,
-            shard=self.shop.catalog.shard(self.plan.shards[row]).name,
+            shard=self.shop.catalog.shard_url(plan.shards[at]),
         )
 
     def _read_present(self, row: int, field: str) -> RawBytes:
@@ -187,7 +264,8 @@ class BatchWork:
         return np.random.Generator(np.random.Philox(key=self._seed(row)))
 
     def _seed(self, row: int) -> int:
-        return derive(self.shop.seed, Tag.AUGMENT, 0, self.shop.epoch, int(self.plan.sample_ids[row]), 0)
+        plan, at = self._planned(row)
+        return derive(self.shop.seed, Tag.AUGMENT, 0, self.shop.epoch, int(plan.sample_ids[at]), 0)
 
     @contextmanager
     def global_generators(self, row: int) -> "Iterator[None]":
