@@ -24,6 +24,9 @@ from janus_shards.storage.urls import open_storage
 from janus_shards.writer.publish import OwnNames, Publication, existing_mode
 from janus_shards.writer.shard import WrittenShard, describe_shard
 
+# A process takes about 80 MB.
+_STORE_WORKERS = 32
+
 # Faults of single samples; the shard around them is sound.
 _SAMPLE_FAULTS = ("duplicate_field", "interleaved_key")
 
@@ -37,7 +40,7 @@ class IndexOptions:
         on_bad: Whether a sample with a field twice, or in two pieces, ends the run or is left out and counted.
         resume: Keep the indexes of an interrupted run that fit their shards.
         overwrite: Replace the indexes and the manifest that are there; shards are never touched.
-        workers: Processes; ``None`` takes one a core, and no more than there are shards.
+        workers: Processes; ``None`` takes one a core, for shards in a store up to four a core, as they wait for bytes.
     """
 
     inline_bytes: int = DEFAULT_INLINE_BYTES
@@ -109,16 +112,18 @@ def index_shards(
     found = find_shards(shards, StorageOptions.from_mapping(storage_options))
     tasks = _plan(found, output, options, storage_options)
     storage = open_storage(tasks[0].output, StorageOptions.from_mapping(storage_options))
-    base = open_storage(found.root, StorageOptions.from_mapping(storage_options)).url
+    source = open_storage(found.root, StorageOptions.from_mapping(storage_options))
+    base = source.url
     expected = {index_name(name) for name in found.names}
     names = OwnNames(listed="", match=expected.__contains__)
     publication = Publication(
         storage, names=names, mode=existing_mode(resume=options.resume, overwrite=options.overwrite)
     )
     publication.begin()
-    if not options.resume:
-        publication.withdraw()
-    results = list(_run(tasks, options, progress))
+    for name in found.names:
+        publication.withdraw_for(name)
+    workers = options.workers or _sensible_workers(source)
+    results = list(_run(tasks, workers, progress))
     usable = [result.shard for result in results if result.shard.record.num_samples]
     if not usable:
         raise ConfigError(f"{base}: {counted(len(tasks), 'shard')} without any sample", kind="empty_dataset")
@@ -250,10 +255,15 @@ def _is_older(output: Storage, index: str, source: Storage, shard: str) -> bool:
 # --- all shards -------------------------------------------------------------------------------------------------------
 
 
-def _run(tasks: Sequence[_IndexTask], options: IndexOptions, progress: ProgressCallback) -> Iterator[_Indexed]:
-    workers = min(options.workers or usable_cores(), len(tasks))
+def _sensible_workers(source: Storage) -> int:
+    """More than cores for a store, within the memory of some tens of processes."""
+    cores = usable_cores()
+    return cores if source.is_local else max(cores, min(4 * cores, _STORE_WORKERS))
+
+
+def _run(tasks: Sequence[_IndexTask], workers: int, progress: ProgressCallback) -> Iterator[_Indexed]:
     samples = num_bytes = 0
-    results = run_ordered(_index_task, tasks, workers=workers, label=_task_name)
+    results = run_ordered(_index_task, tasks, workers=min(workers, len(tasks)), label=_task_name)
     for done, result in enumerate(results, start=1):
         record = result.shard.record
         samples, num_bytes = samples + record.num_samples, num_bytes + record.tar_bytes

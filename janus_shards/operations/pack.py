@@ -132,8 +132,8 @@ def pack(
     workers = options.workers or _sensible_workers(tasks)
     kept = _find_kept(tasks, publication, workers, progress) if mode == "resume" else {}
     missing = [task for task in tasks if task.name not in kept]
-    if missing:
-        publication.withdraw()
+    for task in missing:
+        publication.withdraw_for(task.name)
     written = {shard.record.name: shard for shard in _run("write", write_task, missing, workers, progress)}
     manifest = publication.commit([(kept.get(task.name) or written[task.name]) for task in tasks])
     storage.close()

@@ -166,7 +166,7 @@ def _fits(index: ShardIndex, task: ShardTask) -> bool:
         and len(index.keys) == len(keys)
         and index.keys.data == keys.data
         and np.array_equal(index.keys.offsets, keys.offsets)
-        and (set(index.columns) == {"width", "height"}) == task.has_sizes
+        and set(index.columns) == ({"width", "height"} if task.has_sizes else set())
         and list(index.fields) == list(planned)
         and all(_field_fits(name, column, planned[name], task) for name, column in index.fields.items())
     )

@@ -6,14 +6,15 @@ it: until the pointer is there, nothing of the new generation exists for a reade
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from janus_shards.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from janus_shards.format.manifest import Manifest, ManifestPointer, ShardRecord
-from janus_shards.format.naming import MANIFEST_NAME, generation_name
+from janus_shards.format.naming import MANIFEST_NAME, generation_name, index_name
 from janus_shards.storage.base import ObjectMeta, Storage
 from janus_shards.writer.shard import WrittenShard
 
@@ -71,6 +72,11 @@ class RootContents:
     own: Mapping[str, ObjectMeta] = field(default_factory=dict)
     generations: Sequence[str] = ()
 
+    @cached_property
+    def named(self) -> Set[str]:
+        """Shards that the newest generation names."""
+        return {shard.name for shard in self.manifest.shards} if self.manifest else set()
+
 
 def look_at_root(storage: Storage, names: OwnNames) -> RootContents:
     """List what a run that writes these names would meet.
@@ -121,7 +127,8 @@ class Publication:
         """Look at the root and remove what earlier runs left half-written.
 
         Raises:
-            ConfigError: The root already holds a data set, or objects that this run writes, and the mode is ``refuse``.
+            ConfigError: The root already holds a data set, or objects that this run writes, and the mode is ``refuse``;
+                or it holds a data set of other shards, and the mode is ``resume``.
         """
         self.before = look_at_root(self._storage, self._names)
         found = MANIFEST_NAME if self.before.pointer else next(iter(self.before.own), None)
@@ -132,11 +139,27 @@ class Publication:
                 "(--overwrite), or finish an interrupted run of the same input with resume=True (--resume)",
                 kind="exists",
             )
+        if self._mode == "resume":
+            self._refuse_other_set()
         for prefix in (self._names.listed, "manifest"):
             self._storage.abort_stale_uploads(prefix)
 
-    def withdraw(self) -> None:
-        """Take back the pointer, before the first shard that it names is replaced."""
+    def _refuse_other_set(self) -> None:
+        """Resuming replaces the manifest, so it must be one of an earlier run of the same input."""
+        others = sorted(name for name in self.before.named if not self._names.match(index_name(name)))
+        if others:
+            raise ConfigError(
+                f"{self._storage.url} holds a data set with shard {others[0]}, which is none of this run: nothing was "
+                "written. Write elsewhere, or replace it with overwrite=True (--overwrite)",
+                kind="exists",
+            )
+
+    def withdraw_for(self, name: str) -> None:
+        """Take back the pointer before a shard is written that it may name; one behind all others of it is new."""
+        if self._mode != "resume" or self.before.manifest is None or name in self.before.named:
+            self._withdraw()
+
+    def _withdraw(self) -> None:
         if self.before.pointer and not self._withdrawn:
             self._storage.delete(MANIFEST_NAME)
             self._withdrawn = True
@@ -156,7 +179,7 @@ class Publication:
                 kind="empty_dataset",
             )
         if self.before.pointer and self.before.manifest is None:
-            self.withdraw()  # it names a generation that is damaged or lost
+            self._withdraw()  # it names a generation that is damaged or lost
         schema = _merge_columns(shards)
         fields = sorted({name for shard in shards for name in shard.fields})
         records = [shard.record for shard in shards]

@@ -153,8 +153,8 @@ class _Run:
     def _next_shard(self) -> tuple[ShardStream, ShardIndex | None]:
         name = self._layout.shard_name(len(self._written))
         expected = self._whole_shard(name) if self._resume else None
-        if not self._resume:
-            self._publication.withdraw()
+        if not expected:
+            self._publication.withdraw_for(name)
         upload = None if expected else self._storage.open_upload(name)
         return ShardStream(self._storage, name, inline_bytes=self._layout.inline_bytes, upload=upload), expected
 
@@ -193,7 +193,9 @@ class _Run:
             )
         encoded = index.encode()
         if encoded != self._storage.read(index_name(name)):
-            self._storage.put(index_name(name), encoded)  # other inline_bytes or columns: the shard itself is the same
+            # Other inline_bytes or columns; the shard itself is the same.
+            self._publication.withdraw_for(name)
+            self._storage.put(index_name(name), encoded)
         meta = None if self._storage.is_local else self._storage.head(name)
         return describe_shard(name, index, encoded, meta=meta)
 

@@ -62,7 +62,7 @@ def test_exception_of_a_task_comes_as_it_is() -> None:
 def test_what_cannot_travel_is_described(function: object, message: str) -> None:
     """An exception or a value that no process can send becomes a library error with its text."""
     with pytest.raises(JanusShardsError, match=message):
-        list(run_ordered(function, range(2), workers=2))
+        list(run_ordered(function, range(1), workers=2))
 
 
 def test_dead_worker_is_noticed_and_named() -> None:
@@ -76,7 +76,7 @@ def test_dead_worker_is_noticed_and_named() -> None:
 def test_worker_that_leaves_by_itself_is_noticed() -> None:
     """A worker that exits without an answer is a dead worker too."""
     with pytest.raises(JanusShardsError, match="exit code 3"):
-        list(run_ordered(worker_tasks.leave_at_once, range(2), workers=2))
+        list(run_ordered(worker_tasks.leave_at_once, range(1), workers=2))
 
 
 def test_leaving_the_loop_lets_running_tasks_clean_up(tmp_path: Path) -> None:

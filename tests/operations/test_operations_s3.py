@@ -103,16 +103,15 @@ def foreign_tar(number: int) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 def test_index_of_a_store_lies_beside_or_elsewhere(
-    tmp_path: Path, s3_server: S3Server, bucket: tuple[str, Storage], options: dict[str, object], workers: int
+    tmp_path: Path, s3_server: S3Server, bucket: tuple[str, Storage], options: dict[str, object]
 ) -> None:
     """Shards are recorded with ETag; the manifest elsewhere says where they are; no shard changes."""
     url, storage = bucket
     for number in range(3):
         storage.put(f"set/{number:03d}.tar", foreign_tar(number))
     etags = [meta.etag for meta in storage.list("set/")]
-    how = IndexOptions(workers=workers)
+    how = IndexOptions(workers=1)
     elsewhere = str(tmp_path / "index")
     index_shards(f"{url}/set/{{000..002}}.tar", output=elsewhere, options=how, storage_options=options)
     index_shards(f"{url}/set/*.tar", options=how, storage_options=options)

@@ -82,20 +82,20 @@ def test_kill_is_invisible_and_resume_finishes(
     script = (
         "import os, signal\n"
         "from janus_shards.writer import ShardWriter\n"
-        f"with ShardWriter({url!r}, max_samples=4) as writer:\n"
-        "    for n in range(8):\n"
+        f"with ShardWriter({url!r}, max_samples=2) as writer:\n"
+        "    for n in range(4):\n"
         f"        writer.write({{'__key__': f'{{n:06d}}', 'jpg': bytes([n]) * {BIG}, 'txt': f'caption {{n}}'}})\n"
-        "        if n == 7: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        if n == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, **s3_server.env, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script], check=False, env=environment)
     assert [meta.name for meta in storage.list()] == ["shard-000000.idx", "shard-000000.tar"]
     assert s3_server.unfinished_uploads(url) == ["shard-000001.tar"]
     with pytest.raises(ConfigError, match="--resume"):
-        write(url, 8, size=BIG, max_samples=4, storage_options=options)
-    write(url, 8, size=BIG, max_samples=4, storage_options=options, resume=True)
+        write(url, 4, size=BIG, max_samples=2, storage_options=options)
+    write(url, 4, size=BIG, max_samples=2, storage_options=options, resume=True)
     assert s3_server.unfinished_uploads(url) == []
-    write(f"{url}/fresh", 8, size=BIG, max_samples=4, storage_options=options)
+    write(f"{url}/fresh", 4, size=BIG, max_samples=2, storage_options=options)
     names = [meta.name for meta in storage.list("shard")] + ["manifest-000001.msgpack"]
     assert all(storage.read(name) == storage.read(f"fresh/{name}") for name in names)
 
