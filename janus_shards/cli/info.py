@@ -8,6 +8,7 @@ from janus_shards.cli.options import shared_options
 from janus_shards.cli.terminal import print_json, print_pairs, range_text, size_text
 from janus_shards.format.manifest import Manifest
 from janus_shards.reader import Dataset, open_dataset
+from janus_shards.storage.urls import open_storage
 
 
 @click.command("info")
@@ -16,17 +17,21 @@ from janus_shards.reader import Dataset, open_dataset
 def command(*, root: str, storage: Mapping[str, object], as_json: bool) -> None:
     """Show what a data set holds."""
     dataset = open_dataset(root, storage_options=storage)
+    # Touches nothing; a query string, which may be a signature, is left behind.
+    url = open_storage(root).url
     if as_json:
-        print_json(_document(root, dataset))
+        print_json(_document(url, dataset))
     else:
-        print_pairs(dataset.url, _pairs(dataset))
+        elsewhere = [("shards at", dataset.url)] if dataset.url != url else []
+        print_pairs(url, [*_pairs(dataset), *elsewhere])
 
 
-def _document(root: str, dataset: Dataset) -> dict[str, object]:
+def _document(url: str, dataset: Dataset) -> dict[str, object]:
     manifest = dataset.catalog.manifest
     rows, sizes = manifest.shard_rows().tolist(), manifest.shard_bytes().tolist()
     return {
-        "url": dataset.url,
+        "url": url,
+        "shards_url": dataset.url,
         "samples": len(dataset),
         "shards": len(rows),
         "bytes": sum(sizes),

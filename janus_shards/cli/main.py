@@ -12,7 +12,7 @@ import click
 
 from janus_shards.cli.interrupt import EXIT_INTERRUPTED, prompt_interrupts
 from janus_shards.cli.options import debug_option, is_debugging
-from janus_shards.cli.terminal import printable, tolerate_any_text, warn_of_logs
+from janus_shards.cli.terminal import logs_as_warnings, printable, tolerate_any_text
 from janus_shards.errors import (
     ConfigError,
     FormatError,
@@ -81,9 +81,8 @@ class _CommandLine(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         tolerate_any_text()
-        warn_of_logs()
         with _ended(ctx):
-            with prompt_interrupts():
+            with prompt_interrupts(), logs_as_warnings():
                 result = super().invoke(ctx)
             # Here and not at exit, where a reader that left could no longer be treated well.
             sys.stdout.flush()

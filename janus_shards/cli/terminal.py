@@ -3,7 +3,8 @@
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -22,12 +23,15 @@ class _LogLines(logging.Handler):
         warn(record.getMessage())
 
 
-def warn_of_logs() -> None:
-    """Print what the library logs as a warning like warnings of commands."""
-    log = logging.getLogger("janus_shards")
-    if not log.handlers:
-        log.addHandler(_LogLines(logging.WARNING))
-        log.propagate = False
+@contextmanager
+def logs_as_warnings() -> Iterator[None]:
+    """Print what the library logs as a warning inside the block like warnings of commands."""
+    log, handler = logging.getLogger("janus_shards"), _LogLines(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def warn(message: str) -> None:
