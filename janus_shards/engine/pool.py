@@ -14,7 +14,7 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -43,7 +43,7 @@ def run_ordered(
     *,
     workers: int,
     label: Callable[[TaskT], str] = str,
-) -> Iterator[ResultT]:
+) -> Generator[ResultT, None, None]:
     """Results of ``function`` over ``tasks``, in their order, each as soon as it and all before it are there.
 
     Args:
@@ -52,6 +52,9 @@ def run_ordered(
         workers: Processes, started as tasks need them; at least 1.
         label: What a task is called in messages.
 
+    Returns:
+        A generator. Close it (``contextlib.closing``) where the loop over it may end early: that ends the workers.
+
     Raises:
         ConfigError: ``workers`` is below 1.
         JanusShardsError: A worker died (kind ``worker_died``). Exceptions of ``function`` come as they are, that of the
@@ -59,12 +62,16 @@ def run_ordered(
     """
     if workers < 1:
         raise ConfigError(f"workers={workers}: expected at least 1")
-    return map(function, tasks) if workers == 1 else _run_spawned(function, tasks, workers, label)
+    return _run_here(function, tasks) if workers == 1 else _run_spawned(function, tasks, workers, label)
+
+
+def _run_here(function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT]) -> Generator[ResultT, None, None]:
+    yield from map(function, tasks)
 
 
 def _run_spawned(
     function: Callable[[TaskT], ResultT], tasks: Iterable[TaskT], workers: int, label: Callable[[TaskT], str]
-) -> Iterator[ResultT]:
+) -> Generator[ResultT, None, None]:
     queue = enumerate(tasks)
     done: dict[int, _Outcome[ResultT]] = {}
     with _open_pool(function, workers, label) as pool:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -263,12 +264,13 @@ def _sensible_workers(source: Storage) -> int:
 
 def _run(tasks: Sequence[_IndexTask], workers: int, progress: ProgressCallback) -> Iterator[_Indexed]:
     samples = num_bytes = 0
-    results = run_ordered(_index_task, tasks, workers=min(workers, len(tasks)), label=_task_name)
-    for done, result in enumerate(results, start=1):
-        record = result.shard.record
-        samples, num_bytes = samples + record.num_samples, num_bytes + record.tar_bytes
-        progress(Progress(stage="scan", done=done, total=len(tasks), num_samples=samples, num_bytes=num_bytes))
-        yield result
+    workers = min(workers, len(tasks))
+    with closing(run_ordered(_index_task, tasks, workers=workers, label=_task_name)) as results:
+        for done, result in enumerate(results, start=1):
+            record = result.shard.record
+            samples, num_bytes = samples + record.num_samples, num_bytes + record.tar_bytes
+            progress(Progress(stage="scan", done=done, total=len(tasks), num_samples=samples, num_bytes=num_bytes))
+            yield result
 
 
 def _task_name(task: _IndexTask) -> str:

@@ -7,6 +7,7 @@ each shard can be written, checked and written again apart from the others.
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -227,12 +228,13 @@ def _run(
 ) -> Iterator[_ShardT]:
     """Results in task order, with a word to the caller after each."""
     samples = num_bytes = 0
-    results = run_ordered(function, tasks, workers=min(workers, max(len(tasks), 1)), label=_task_name)
-    for done, shard in enumerate(results, start=1):
-        if shard is not None:
-            samples, num_bytes = samples + shard.record.num_samples, num_bytes + shard.record.tar_bytes
-        progress(Progress(stage=stage, done=done, total=len(tasks), num_samples=samples, num_bytes=num_bytes))
-        yield shard
+    workers = min(workers, max(len(tasks), 1))
+    with closing(run_ordered(function, tasks, workers=workers, label=_task_name)) as results:
+        for done, shard in enumerate(results, start=1):
+            if shard is not None:
+                samples, num_bytes = samples + shard.record.num_samples, num_bytes + shard.record.tar_bytes
+            progress(Progress(stage=stage, done=done, total=len(tasks), num_samples=samples, num_bytes=num_bytes))
+            yield shard
 
 
 def _task_name(task: ShardTask) -> str:

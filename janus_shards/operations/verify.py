@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -126,11 +127,12 @@ def _unreadable(message: str, seconds: float) -> VerifyReport:
 
 def _run(tasks: Sequence["_VerifyTask"], workers: int, progress: ProgressCallback) -> Iterator[list[Finding]]:
     samples = num_bytes = 0
-    results = run_ordered(_verify_task, tasks, workers=min(workers, max(len(tasks), 1)), label=_task_name)
-    for done, (task, findings) in enumerate(zip(tasks, results, strict=True), start=1):
-        samples, num_bytes = samples + task.record.num_samples, num_bytes + task.record.tar_bytes * task.full
-        progress(Progress(stage="verify", done=done, total=len(tasks), num_samples=samples, num_bytes=num_bytes))
-        yield findings
+    workers = min(workers, max(len(tasks), 1))
+    with closing(run_ordered(_verify_task, tasks, workers=workers, label=_task_name)) as results:
+        for done, (task, findings) in enumerate(zip(tasks, results, strict=True), start=1):
+            samples, num_bytes = samples + task.record.num_samples, num_bytes + task.record.tar_bytes * task.full
+            progress(Progress(stage="verify", done=done, total=len(tasks), num_samples=samples, num_bytes=num_bytes))
+            yield findings
 
 
 # --- one shard --------------------------------------------------------------------------------------------------------

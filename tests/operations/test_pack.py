@@ -1,5 +1,6 @@
 """Packing: the same bytes for any number of processes, and nothing half-written whatever goes wrong."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -169,6 +170,18 @@ def test_option_outside_its_range_is_refused(values: dict[str, object]) -> None:
     """A wrong option is a ``ConfigError`` when the options are made."""
     with pytest.raises(ConfigError):
         PackOptions(**values)
+
+
+def test_caller_may_end_a_run_from_its_progress(photos: Path, tmp_path: Path) -> None:
+    """What the callback raises ends the workers, and their open shards do not appear."""
+
+    def stop(_progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(str(photos), str(tmp_path / "out"), options=options(2, workers=2), progress=stop)
+    assert not multiprocessing.active_children()
+    assert not [name for name in os.listdir(tmp_path / "out") if name.startswith((".", "manifest"))]
 
 
 # --- what is already there --------------------------------------------------------------------------------------------
