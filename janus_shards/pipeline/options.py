@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from janus_shards.engine.pool import usable_cores
 from janus_shards.errors import ConfigError
 from janus_shards.pipeline.bad_samples import BadSamples, Policy
 from janus_shards.sample import RawBytes
@@ -74,7 +75,7 @@ class LoaderOptions:
 
     def num_threads(self, world: World) -> int:
         """Decoding threads of this rank."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // world.local_world_size)
+        return self.threads or max(1, usable_cores() // world.local_world_size)
 
     def memory_limit(self, world: World) -> int:
         """Bytes in flight that this rank may hold."""
