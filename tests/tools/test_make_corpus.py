@@ -17,7 +17,7 @@ def sources() -> tuple[Source, ...]:
 @pytest.fixture(scope="module")
 def pictures(sources: tuple[Source, ...]) -> list[Picture]:
     """The first pictures of seed 0."""
-    return [make_picture(sources, seed=0, number=number) for number in range(40)]
+    return [make_picture(sources, seed=0, number=number) for number in range(24)]
 
 
 def names_and_bytes(folder: Path) -> dict[str, bytes]:
