@@ -57,8 +57,10 @@ def extract(
 
 def _parts(sample: Sample) -> tuple[list[str], str]:
     """Folders and base name of the files."""
-    *inner, base = [part for part in sample.key.split("/") if part != "."]
-    if not base or "\0" in sample.key or {"", ".."} & {*inner, base}:
+    *inner, base = sample.key.split("/")
+    # As in "./train/1", which `tar cf x.tar .` writes.
+    inner = [part for part in inner if part != "."]
+    if "\0" in sample.key or base == "." or {"", ".."} & {*inner, base}:
         raise FormatError(
             f"sample {sample.key!r}: expected a key that stays below a folder; read it with `janus-shards cat` instead",
             kind="bad_path",
