@@ -110,4 +110,4 @@ def test_tests_mirror_the_package() -> None:
         path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and not path.name.startswith(("_", "."))
     }
     packages = {path.parent.name for path in PACKAGE.rglob("*.py")} | {path.stem for path in PACKAGE.glob("*.py")}
-    assert folders <= packages | {"tools", "contracts", "docs", "data"}
+    assert folders <= packages | {"cases", "contracts", "data", "docs", "tools"}
