@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from janus_shards.engine.pool import run_ordered, usable_cores
+from janus_shards.engine.pool import run_ordered, sensible_workers, usable_cores
 from janus_shards.errors import ConfigError, FormatError, IntegrityError, StorageError, TarFormatError
 from janus_shards.format.grouping import group_samples
 from janus_shards.format.index import DEFAULT_INLINE_BYTES, IndexBuilder, ShardIndex
@@ -41,7 +41,8 @@ class IndexOptions:
         on_bad: Whether a sample with a field twice, or in two pieces, ends the run or is left out and counted.
         resume: Keep the indexes of an interrupted run that fit their shards.
         overwrite: Replace the indexes and the manifest that are there; shards are never touched.
-        workers: Processes; ``None`` takes one a core, for shards in a store up to four a core, as they wait for bytes.
+        workers: Processes; ``None`` takes one a core, fewer for a few megabytes; for shards in a store, which wait for
+            bytes, up to four a core.
     """
 
     inline_bytes: int = DEFAULT_INLINE_BYTES
@@ -123,7 +124,7 @@ def index_shards(
     publication.begin()
     for name in found.names:
         publication.withdraw_for(name)
-    workers = options.workers or _sensible_workers(source)
+    workers = options.workers or _sensible_workers(source, found.names)
     results = list(_run(tasks, workers, progress))
     usable = [result.shard for result in results if result.shard.record.num_samples]
     if not usable:
@@ -256,10 +257,11 @@ def _is_older(output: Storage, index: str, source: Storage, shard: str) -> bool:
 # --- all shards -------------------------------------------------------------------------------------------------------
 
 
-def _sensible_workers(source: Storage) -> int:
-    """More than cores for a store, within the memory of some tens of processes."""
-    cores = usable_cores()
-    return cores if source.is_local else max(cores, min(4 * cores, _STORE_WORKERS))
+def _sensible_workers(source: Storage, names: Sequence[str]) -> int:
+    """By bytes for local shards; more than cores for a store, within the memory of some tens of processes."""
+    if source.is_local:
+        return sensible_workers(len(names), sum(source.head(name).size for name in names))
+    return max(usable_cores(), min(4 * usable_cores(), _STORE_WORKERS))
 
 
 def _run(tasks: Sequence[_IndexTask], workers: int, progress: ProgressCallback) -> Iterator[_Indexed]:

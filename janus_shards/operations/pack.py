@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from janus_shards.engine.pool import run_ordered, usable_cores
+from janus_shards.engine.pool import run_ordered, sensible_workers
 from janus_shards.errors import ConfigError
 from janus_shards.format.manifest import Manifest
 from janus_shards.operations.folders import SourceFolder, open_folder
@@ -24,9 +24,6 @@ from janus_shards.storage.base import StorageOptions
 from janus_shards.storage.urls import open_storage
 from janus_shards.writer.publish import Publication, existing_mode, numbered_names
 from janus_shards.writer.shard import ShardLayout, WrittenShard
-
-# A spawned process takes about 0.4 s to start, in which this many bytes are packed.
-_WORKER_BYTES = 128 << 20
 
 _ShardT = TypeVar("_ShardT", bound=WrittenShard | None)
 
@@ -130,7 +127,8 @@ def pack(
     publication.begin()
     plan, folder_url = _plan_source(source, root, columns, options, storage_options)
     tasks = _shard_tasks(plan, folder_url, root, options, storage_options)
-    workers = options.workers or _sensible_workers(tasks)
+    num_bytes = sum(sample.tar_bytes() for sample in plan.samples)
+    workers = options.workers or sensible_workers(len(tasks), num_bytes)
     kept = _find_kept(tasks, publication, workers, progress) if mode == "resume" else {}
     missing = [task for task in tasks if task.name not in kept]
     for task in missing:
@@ -202,12 +200,6 @@ def _shard_tasks(
         )
         for number, (start, stop) in enumerate(cuts)
     ]
-
-
-def _sensible_workers(tasks: Sequence[ShardTask]) -> int:
-    """One a core, but none that would start for longer than it works."""
-    num_bytes = sum(sample.tar_bytes() for task in tasks for sample in task.samples)
-    return min(usable_cores(), len(tasks), 1 + num_bytes // _WORKER_BYTES)
 
 
 def _find_kept(

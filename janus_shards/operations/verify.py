@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from janus_shards.catalog import open_catalog
-from janus_shards.engine.pool import run_ordered, usable_cores
+from janus_shards.engine.pool import run_ordered, sensible_workers
 from janus_shards.errors import FormatError, IntegrityError, ObjectNotFoundError, TarFormatError
 from janus_shards.format.index import ShardIndex
 from janus_shards.format.manifest import ShardRecord
@@ -81,7 +81,7 @@ def verify(
     Args:
         root: Root with the manifest.
         full: Read every shard and check its digest and each member, instead of indexes and lengths only.
-        workers: Processes; ``None`` takes one a core for a full check, else one in all.
+        workers: Processes; ``None`` takes one a core for a full check of many bytes, else one in all.
         storage_options: Endpoint, region, credentials and the like; see ``StorageOptions``.
         progress: Told after each shard.
 
@@ -109,13 +109,14 @@ def verify(
         )
         for record in catalog.manifest.shards
     ]
-    workers = workers or (usable_cores() if full else 1)
+    num_bytes = sum(task.record.tar_bytes for task in tasks) if full else 0
+    workers = workers or sensible_workers(len(tasks), num_bytes)
     findings = [finding for found in _run(tasks, workers, progress) for finding in found]
     return VerifyReport(
         findings=findings,
         num_shards=len(tasks),
         num_samples=catalog.manifest.num_samples,
-        num_bytes=sum(task.record.tar_bytes for task in tasks) if full else 0,
+        num_bytes=num_bytes,
         seconds=time.monotonic() - started,
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import worker_tasks
 
-from janus_shards.engine.pool import run_ordered
+from janus_shards.engine.pool import run_ordered, sensible_workers, usable_cores
 from janus_shards.errors import ConfigError, DecodeError, JanusShardsError
 
 
@@ -122,6 +122,13 @@ def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> N
         errors = main.stderr.read()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
     assert errors.count("KeyboardInterrupt") == (how == signal.SIGINT)
+
+
+@pytest.mark.parametrize(("tasks", "num_bytes", "workers"), [(0, 0, 1), (1, 1 << 40, 1), (99, 1 << 20, 1)])
+def test_little_work_starts_no_processes(tasks: int, num_bytes: int, workers: int) -> None:
+    """One task, or a few megabytes, are done sooner than a process starts; much work takes every core."""
+    assert sensible_workers(tasks, num_bytes) == workers
+    assert sensible_workers(10**6, 1 << 50) == usable_cores()
 
 
 def test_number_of_workers_is_checked() -> None:
