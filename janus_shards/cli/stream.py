@@ -14,6 +14,7 @@ from janus_shards.cli.terminal import print_json, print_table, printable, second
 from janus_shards.decode.image import ImageTransform
 from janus_shards.errors import ConfigError
 from janus_shards.operations.sources import is_image
+from janus_shards.pipeline.bad_samples import BadSamples
 from janus_shards.pipeline.loader import Loader, build_loader
 from janus_shards.pipeline.options import LoaderOptions
 from janus_shards.reader import open_dataset
@@ -79,6 +80,15 @@ _SHUFFLES: Mapping[str, Literal[True, "full"] | None] = {"true": True, "full": "
     show_default=True,
     help="Samples that lack a field: an error, or an empty place.",
 )
+@click.option(
+    "--on-bad",
+    type=click.Choice(["raise", "skip", "substitute"]),
+    default=BadSamples.policy,
+    show_default=True,
+    help="Samples that cannot be decoded: an error, an empty place, or the next good one.",
+)
+@click.option("--max-bad", type=click.IntRange(min=0), metavar="N", help="Bad samples before giving up.")
+@click.option("--bad-report", metavar="FILE", help="Write a line of JSON for each bad sample.")
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Decoding threads; by default one a core.")
 @click.option(
     "--prefetch",
@@ -104,6 +114,9 @@ def command(
     shuffle: str,
     tail: Literal["drop", "pad", "uneven"],
     on_missing: Literal["raise", "none"],
+    on_bad: Literal["raise", "skip", "substitute"],
+    max_bad: int | None,
+    bad_report: str | None,
     threads: int | None,
     prefetch: int,
     storage: Mapping[str, object],
@@ -129,7 +142,12 @@ def command(
         seed=seed,
         world=world or World.from_env(),
         options=LoaderOptions(
-            decode=size is not None, tail=tail, on_missing=on_missing, threads=threads, prefetch=prefetch
+            decode=size is not None,
+            tail=tail,
+            on_missing=on_missing,
+            on_bad=BadSamples(policy=on_bad, max_total=max_bad, report=bad_report),
+            threads=threads,
+            prefetch=prefetch,
         ),
         storage_options=None,
     )
@@ -176,12 +194,14 @@ class _Run:
         epochs: One entry an epoch.
         first_batch_s: From the start of the command's work, opening included.
         seconds: The same to its end.
+        bad: Bad samples ``skipped`` and ``substituted``.
         keys_sha256: Of all keys in the order of delivery, each with a line end behind it.
     """
 
     epochs: list[_Epoch] = field(default_factory=list)
     first_batch_s: float | None = None
     seconds: float = 0.0
+    bad: dict[str, int] = field(default_factory=dict)
     keys_sha256: str = ""
 
 
@@ -202,6 +222,8 @@ def _stream(loader: Loader, epochs: int, limit: int | None, line: ProgressLine, 
                 break
         run.epochs.append(_epoch(loader, keys.hexdigest()))
     run.seconds, run.keys_sha256 = time.perf_counter() - started, every_key.hexdigest()
+    stats: Any = loader.stats()
+    run.bad = stats["bad"]
     return run
 
 
@@ -249,6 +271,7 @@ def _document(loader: Loader, run: _Run) -> dict[str, object]:
         },
         "store": {name: _sum(run, "store", name) for name in ("requests", "bytes")},
         "ledger": {name: _sum(run, "ledger", name) for name in run.epochs[0]["ledger"]},
+        "bad": run.bad,
         "keys_sha256": run.keys_sha256,
     }
 
@@ -267,6 +290,8 @@ def _print(loader: Loader, run: _Run) -> None:
     shares = sorted(((seconds, name) for name, seconds in ledger.items() if seconds >= 0.005 * wall_s), reverse=True)
     parts = ", ".join(f"{name.removesuffix('_s')} {seconds / wall_s:.0%}" for seconds, name in shares)
     click.echo(f"time   {parts or 'none'}")
+    if any(run.bad.values()):
+        click.echo(f"bad    {', '.join(f'{count:,} {what}' for what, count in run.bad.items())}")
     click.echo(f"total  {seconds_text(run.seconds)} with opening; keys sha256 {run.keys_sha256[:16]}…")
 
 

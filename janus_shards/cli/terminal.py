@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,11 +26,13 @@ class _LogLines(logging.Handler):
 
 @contextmanager
 def logs_as_warnings() -> Iterator[None]:
-    """Print what the library logs as a warning inside the block like warnings of commands."""
+    """Print what the library logs or warns of inside the block like warnings of commands."""
     log, handler = logging.getLogger("janus_shards"), _LogLines(logging.WARNING)
     log.addHandler(handler)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: warn(str(message))
+            yield
     finally:
         log.removeHandler(handler)
 

@@ -1,4 +1,5 @@
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from click.testing import Result
 from janus_shards.pipeline.loader import build_loader
 from janus_shards.pipeline.options import LoaderOptions
 from janus_shards.world import World
+from janus_shards.writer import ShardWriter
 
 Run = Callable[..., Result]
 Json = Callable[..., Any]
@@ -96,6 +98,30 @@ def test_limit_ends_each_epoch(run_json: Json, packed: Path) -> None:
     """``--limit`` cuts every epoch after so many batches, and the next one begins."""
     document = run_json("stream", packed, "--batch-size", "2", "--epochs", "2", "--limit", "3")
     assert [(epoch["epoch"], epoch["batches"]) for epoch in document["epochs"]] == [(0, 3), (1, 3)]
+
+
+@pytest.fixture
+def half_bad(tmp_path: Path) -> Path:
+    """Twelve samples, of which every other has no picture in its jpg."""
+    picture = (Path(__file__).parents[2] / "examples" / "photos" / "chelsea.jpg").read_bytes()
+    with ShardWriter(str(tmp_path / "half")) as writer:
+        for number in range(12):
+            writer.write({"__key__": f"k{number}", "jpg": b"no picture" if number % 2 else picture})
+    return tmp_path / "half"
+
+
+@pytest.mark.filterwarnings("always:bad sample")
+def test_bad_samples_are_counted_against_a_budget(run: Run, half_bad: Path, tmp_path: Path) -> None:
+    """Bad samples end the run with 1, unless they are skipped, reported, and not too many."""
+    options = ["--batch-size", "4", "--size", "8", "--threads", "1"]
+    assert "'jpg'" in run("stream", half_bad, *options, code=1).stderr
+    warned, failed = run("stream", half_bad, *options, "--on-bad", "skip", "--max-bad", "5", code=1).stderr.splitlines()
+    assert warned.startswith("janus-shards: warning: bad sample")
+    assert failed.startswith("janus-shards: error: more bad samples")
+    report = tmp_path / "bad.jsonl"
+    result = run("stream", half_bad, *options, "--on-bad", "skip", "--bad-report", report, "--json")
+    assert json.loads(result.stdout)["bad"] == {"skipped": 6, "substituted": 0}
+    assert len(report.read_text().splitlines()) == 6
 
 
 def test_stream_prints_a_table(run: Run, packed: Path) -> None:
