@@ -14,6 +14,7 @@ import io
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -121,12 +122,14 @@ def make_corpus(
     """
     if out.exists() and any(out.iterdir()):
         raise FileExistsError(f"{out} exists and is not empty; name a new folder or delete it")
-    partial_out = out.with_name(out.name + ".partial")
-    partial_out.mkdir(parents=True, exist_ok=True)
-    write = partial(_write_picture, partial_out, photos, seed)
-    with Progress(disable=not progress) as bar:
-        sizes = list(bar.track(_map(write, range(count), workers), total=count, description="Making pictures"))
-    os.replace(partial_out, out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        folder = Path(scratch) / "corpus"
+        folder.mkdir()
+        write = partial(_write_picture, folder, photos, seed)
+        with Progress(disable=not progress) as bar:
+            sizes = list(bar.track(_map(write, range(count), workers), total=count, description="Making pictures"))
+        os.replace(folder, out)
     return np.array(sizes, dtype=np.int64)
 
 

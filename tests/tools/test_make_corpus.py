@@ -65,6 +65,13 @@ def test_existing_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert names_and_bytes(tmp_path) == {"mine.txt": b"keep"}
 
 
+def test_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
+    """A run that fails on the way leaves neither a folder of its name nor scraps beside it."""
+    with pytest.raises(FileNotFoundError):
+        make_corpus(tmp_path / "out", count=1, seed=0, workers=1, photos=tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_command_is_quiet_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal a successful run prints nothing."""
     assert main([str(tmp_path / "out"), "--count", "1", "--workers", "1"]) == 0
