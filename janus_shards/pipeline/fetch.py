@@ -33,6 +33,9 @@ NUM_FETCH_THREADS = 16
 class RowSource(Protocol):
     """Gives workers the stored bytes of one field of one planned row."""
 
+    def wait(self, plan: BatchPlan, rows: range) -> None:
+        """Block until the bytes of these rows are here, or have failed to come. Called from several threads."""
+
     def read(self, plan: BatchPlan, row: int, field: str) -> RawBytes:
         """Exactly the stored bytes; blocks until they are here. Called from several threads."""
 
@@ -53,6 +56,9 @@ class DirectSource:
         self._catalog = catalog
         self._fields = fields
         self._counters = counters
+
+    def wait(self, plan: BatchPlan, rows: range) -> None:
+        """See ``RowSource``."""
 
     def read(self, plan: BatchPlan, row: int, field: str) -> RawBytes:
         """See ``RowSource``."""
@@ -147,6 +153,11 @@ class BlockSource:
         self._lock = threading.Lock()
         self._held_bytes = 0
         self._groups: dict[int, _Group] = {}
+
+    def wait(self, plan: BatchPlan, rows: range) -> None:
+        """See ``RowSource``."""
+        for sample_id in plan.sample_ids[rows.start : rows.stop].tolist():
+            self._groups[sample_id].ready.wait()
 
     def read(self, plan: BatchPlan, row: int, field: str) -> RawBytes:
         """See ``RowSource``."""

@@ -3,6 +3,7 @@ anywhere.
 """
 
 import functools
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.buffers import SlabLayout, SlabRing, keep_freed_memory
 from janus_shards.pipeline.fetch import open_source
 from janus_shards.pipeline.options import LoaderOptions
-from janus_shards.pipeline.plan import Stretch
+from janus_shards.pipeline.plan import BatchPlan, Stretch
 from janus_shards.pipeline.prefetch import Prefetcher
 from janus_shards.pipeline.recipes import make_recipe
 from janus_shards.pipeline.stages import BatchWork, Recipe, Workshop
@@ -249,7 +250,7 @@ class Loader:
         worker, workers = serving.share
         plans = source.plans(stretches, lambda step: step % workers == worker)
         return Prefetcher(
-            (BatchWork(plan, shop) for plan in plans),
+            _works(plans, shop),
             num_threads=num_threads,
             depth=options.prefetch,
             limit_bytes=memory_bytes // 2,
@@ -314,6 +315,16 @@ def _stretches(order: Order, epoch: EpochOrder, position: int, serving: Serving)
             return
         yield Stretch(served, done)
         done += served.num_steps
+
+
+def _works(plans: Iterator[BatchPlan], shop: Workshop) -> Iterator[BatchWork]:
+    """The work of each plan, which counts the time that its planning took."""
+    began = time.perf_counter()
+    for plan in plans:
+        work = BatchWork(plan, shop)
+        work.times.add("plan", time.perf_counter() - began)
+        yield work
+        began = time.perf_counter()
 
 
 def _others_in_block(order: Order, epoch: EpochOrder, block: int, sample_id: int) -> list[int]:

@@ -6,7 +6,6 @@ What a row becomes is a recipe's business; see ``recipes``.
 import functools
 import random
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,10 +123,12 @@ class BatchWork:
         self._skipped: set[int] = set()
 
     def _fill(self, start: int, stop: int) -> None:
-        began = time.perf_counter()
-        for row in range(start, stop):
-            self.attempt(row, self.shop.recipe.fill)
-        self.times.add("decode", time.perf_counter() - began)
+        rows = range(start, stop)
+        with self.times.measure("transfer"):
+            self.shop.source.wait(self.plan, rows)
+        with self.times.measure("decode"):
+            for row in rows:
+                self.attempt(row, self.shop.recipe.fill)
 
     def attempt(self, row: int, fill: Callable[["BatchWork", int], None]) -> None:
         """Fill a row; when its sample is bad, do what the policy says.
