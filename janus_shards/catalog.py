@@ -5,6 +5,7 @@ elsewhere.
 """
 
 import hashlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -41,25 +42,14 @@ def load_manifest(storage: Storage, *, generation: int | None = None, fingerprin
         fingerprint: Refuse any other contents than these.
 
     Raises:
-        ManifestError: There is no manifest, or it is damaged.
+        ObjectNotFoundError: There is no manifest, or no such generation.
+        ManifestError: The manifest is damaged.
         ConfigError: The contents have another fingerprint than the one pinned.
     """
-    name, expected = generation_name(generation) if generation is not None else MANIFEST_NAME, None
-    try:
-        if generation is None:
-            pointer = ManifestPointer.decode(storage.read(MANIFEST_NAME), name=f"{storage.url}/{MANIFEST_NAME}")
-            name, expected = pointer.target, pointer.sha256
-        data = storage.read(name)
-    except ObjectNotFoundError as exc:
-        raise ObjectNotFoundError(
-            f"{storage.url}: found no {name}, so this is no data set written by janus-shards; write one with "
-            "`janus-shards pack`, or index existing tar shards with `janus-shards index`",
-            kind="no_manifest",
-            shard=storage.url,
-        ) from exc
-    if expected is not None and hashlib.sha256(data).digest() != expected:
-        raise ManifestError(f"{storage.url}/{name}: expected the SHA-256 named by {MANIFEST_NAME}, found other bytes")
-    manifest = Manifest.decode(data, name=f"{storage.url}/{name}")
+    if generation is None:
+        manifest = _load_newest(storage)
+    else:
+        manifest = _load_generation(storage, generation, _read(storage, generation_name(generation)))
     if fingerprint is not None and manifest.fingerprint() != fingerprint:
         raise ConfigError(
             f"{storage.url}: expected fingerprint {fingerprint}, found {manifest.fingerprint()} in generation "
@@ -67,6 +57,50 @@ def load_manifest(storage: Storage, *, generation: int | None = None, fingerprin
             kind="state_mismatch",
         )
     return manifest
+
+
+def _load_newest(storage: Storage) -> Manifest:
+    where = f"{storage.url}/{MANIFEST_NAME}"
+    pointer = ManifestPointer.decode(_read(storage, MANIFEST_NAME), name=where)
+    try:
+        data = storage.read(pointer.target)
+    except ObjectNotFoundError as exc:
+        raise ManifestError(
+            f"{where} names {pointer.target}, which does not exist; copy the data set again, or pass an older "
+            "generation that is there",
+            shard=storage.url,
+        ) from exc
+    if hashlib.sha256(data).digest() != pointer.sha256:
+        raise ManifestError(
+            f"{storage.url}/{pointer.target}: expected the SHA-256 that {MANIFEST_NAME} names, found other bytes",
+            shard=storage.url,
+        )
+    return _load_generation(storage, pointer.generation, data)
+
+
+def _load_generation(storage: Storage, generation: int, data: RawBytes) -> Manifest:
+    where = f"{storage.url}/{generation_name(generation)}"
+    manifest = Manifest.decode(data, name=where)
+    if manifest.generation != generation:
+        raise ManifestError(
+            f"{where}: expected generation {generation}, found {manifest.generation}: it was renamed",
+            shard=storage.url,
+        )
+    return manifest
+
+
+def _read(storage: Storage, name: str) -> RawBytes:
+    try:
+        return storage.read(name)
+    except ObjectNotFoundError as exc:
+        is_folder = not storage.is_local or os.path.isdir(storage.url)
+        raise ObjectNotFoundError(
+            f"{storage.url}: {f'found no {name}' if is_folder else 'there is no such folder'}, so this is no data set "
+            "written by janus-shards; write one with `janus-shards pack`, or index existing tar shards with "
+            "`janus-shards index`",
+            kind="no_manifest",
+            shard=storage.url,
+        ) from exc
 
 
 class Catalog:
@@ -86,7 +120,7 @@ class Catalog:
         self._indexes: OrderedDict[int, ShardIndex] = OrderedDict()
         self._index_bytes = 0
         self._etags: dict[int, str | None] = {}
-        self._lock = threading.Lock()
+        self._pid, self._lock = os.getpid(), threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"manifest": self.manifest, "storage": self.storage, "index_storage": self._index_storage}
@@ -118,6 +152,9 @@ class Catalog:
         Raises:
             IndexFormatError: The index is missing, damaged or belongs to another shard.
         """
+        if self._pid != os.getpid():
+            # Another thread of the parent may have held the lock at the moment of the fork.
+            self._pid, self._lock = os.getpid(), threading.Lock()
         with self._lock:
             found = self._indexes.get(number)
             if found is not None:
@@ -146,6 +183,9 @@ class Catalog:
         index = ShardIndex.decode(data, name=where)
         if index.tar_bytes != record.tar_bytes or index.num_samples != record.num_samples:
             raise self._index_error(where, record, "it describes another shard")
+        if self.storage.is_local:
+            # Costs nothing here, and keeps a cut shard from giving the fields that its index holds.
+            self.etag(number)
         return index
 
     def _index_error(self, where: str, record: ShardRecord, problem: str) -> IndexFormatError:

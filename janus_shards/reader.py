@@ -6,6 +6,7 @@ Opening reads the manifest only; an index is read when a row of its shard is ask
 import glob
 import hashlib
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,10 @@ class Dataset:
         self.ids = ids
         self._by_key: _KeyTable | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The key table is as large as the data set, and quickly made again.
+        return {**self.__dict__, "_by_key": None}
+
     def __len__(self) -> int:
         return self.catalog.num_samples if self.ids is None else len(self.ids)
 
@@ -57,10 +62,11 @@ class Dataset:
         Raises:
             IndexError: The position is outside ``-len .. len - 1``.
         """
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"{self.url}: expected a position below {len(self)}, found {position}")
-        position %= len(self)
-        return self._sample(position if self.ids is None else int(self.ids[position]))
+        at = operator.index(position)
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"{self.url}: there is no position {at} in {len(self)} samples")
+        at %= len(self)
+        return self._sample(at if self.ids is None else int(self.ids[at]))
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[position] for position in range(len(self)))
@@ -129,7 +135,8 @@ class Dataset:
                 f"{self.url}: expected one of the columns {sorted(self.columns)}, found {name!r}", kind="bad_column"
             )
         parts = [self._column_part(shard, rows, name) for shard, rows in self._rows_by_shard()]
-        return np.concatenate(parts) if parts else np.zeros(0)
+        empty = np.empty(0, dtype=object if self.columns[name] == "str" else self.columns[name])
+        return np.concatenate(parts) if parts else empty
 
     def _column_part(self, shard: int, rows: NDArray[np.int64], name: str) -> NDArray[Any]:
         column = self.catalog.index(shard).columns[name]
@@ -142,7 +149,7 @@ class Dataset:
             chosen: Boolean mask over this data set, shape ``(len(self),)``, or sample ids of the base in any order.
 
         Raises:
-            ConfigError: The mask has another length, or an id is not in this data set.
+            ConfigError: The mask has another length, an id is not in this data set, or they are neither mask nor ids.
         """
         chosen = np.asarray(chosen)
         if chosen.dtype == np.bool_:
@@ -150,7 +157,7 @@ class Dataset:
                 raise ConfigError(f"{self.url}: where: expected a mask of shape ({len(self)},), found {chosen.shape}")
             positions = np.flatnonzero(chosen)
             return Dataset(self.catalog, ids=positions if self.ids is None else self.ids[positions])
-        ids = np.unique(chosen.astype(np.int64))
+        ids = np.unique(self._checked_ids("where", chosen))
         known = (ids >= 0) & (ids < self.catalog.num_samples) if self.ids is None else np.isin(ids, self.ids)
         if not known.all():
             raise ConfigError(f"{self.url}: where: sample id {int(ids[~known][0])} is not in this data set")
@@ -215,8 +222,12 @@ class Dataset:
         Args:
             sample_ids: Ids of the base data set.
             fields: Fields to read now; all when not given. Others of the same samples are read at first use.
+
+        Raises:
+            ConfigError: An id is outside of the data set, or no sample has such a field.
         """
-        ids = np.asarray(sample_ids, dtype=np.int64)
+        ids = self._checked_ids("read", sample_ids)
+        self.check_fields(fields)
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.catalog.num_samples):
             raise ConfigError(f"{self.url}: read: expected sample ids from 0 to {self.catalog.num_samples - 1}")
         samples: dict[int, Sample] = {}
@@ -226,6 +237,31 @@ class Dataset:
                 sample_id = int(self.catalog.row_starts[shard]) + row
                 samples[sample_id] = self._sample(sample_id, fetched)
         return [samples[sample_id] for sample_id in ids.tolist()]
+
+    def check_fields(self, fields: Sequence[str] | None) -> None:
+        """Refuse a request for fields that no sample has.
+
+        Raises:
+            ConfigError: Kind ``missing_field``, naming the fields there are; or ``fields`` is a single text.
+        """
+        if isinstance(fields, str):
+            raise ConfigError(f"fields={fields!r}: expected several names, such as fields=({fields!r},)")
+        unknown = sorted(set(fields or ()) - set(self.fields))
+        if unknown:
+            raise ConfigError(
+                f"fields: {self.url} has no field {unknown[0]!r}; it has {', '.join(self.fields)}",
+                kind="missing_field",
+            )
+
+    def _checked_ids(self, method: str, values: object) -> NDArray[np.int64]:
+        ids = np.asarray(values)
+        # An empty list makes an array of floats.
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise ConfigError(
+                f"{self.url}: {method}: expected sample ids as integers in one dimension, found {ids.dtype} of shape "
+                f"{ids.shape}"
+            )
+        return ids.astype(np.int64)
 
     def _fetch_rows(
         self, shard: int, rows: NDArray[np.int64], fields: Sequence[str] | None

@@ -388,12 +388,5 @@ def build_loader(
 
 
 def _checked_fields(dataset: Dataset, fields: Sequence[str] | None) -> tuple[str, ...]:
-    if isinstance(fields, str):
-        raise ConfigError(f"fields={fields!r}: expected several names, such as fields=({fields!r},)")
-    unknown = sorted(set(fields or ()) - set(dataset.fields))
-    if unknown:
-        raise ConfigError(
-            f"fields: {dataset.url} has no field {unknown[0]!r}; it has {', '.join(dataset.fields)}",
-            kind="missing_field",
-        )
+    dataset.check_fields(fields)
     return dataset.fields if fields is None else tuple(fields)
