@@ -1,17 +1,20 @@
-"""Fixtures of all tests: no ambient cloud settings, and an S3 server."""
+"""Fixtures of all tests: no ambient cloud settings, an S3 server, and one that breaks transfers."""
 
 import itertools
 import logging
 import os
 import re
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import pytest
 from hypothesis import settings
 
 from janus_shards.storage.base import Credentials, StorageOptions, TransferOptions
+from tools.fault_server import FaultServer, Rule
 
 # Examples take as long as a busy machine makes them; a slow one is no failure. CI tries the same examples at every run.
 settings.register_profile("janus-shards", deadline=None, derandomize="CI" in os.environ)
@@ -106,3 +109,18 @@ def s3_env(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     for name, value in s3_server.env.items():
         monkeypatch.setenv(name, value)
     return s3_server
+
+
+#: ``fault_server(source, *rules, **settings)``: see ``FaultServer``.
+OpenFaultServer: TypeAlias = Callable[..., FaultServer]
+
+
+@pytest.fixture
+def fault_server() -> Iterator[OpenFaultServer]:
+    """Starts servers of a bucket that break transfers by rules; they end with the test."""
+    with ExitStack() as stack:
+
+        def start(source: object, *rules: Rule, **settings: object) -> FaultServer:
+            return stack.enter_context(FaultServer(source, rules, **settings))  # type: ignore[arg-type]
+
+        yield start
