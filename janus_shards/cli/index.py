@@ -8,6 +8,7 @@ from janus_shards.cli.options import shared_options, size_or_off, workers_option
 from janus_shards.cli.progress import ProgressLine
 from janus_shards.cli.terminal import count_text, print_json, printable, seconds_text, size_text, warn
 from janus_shards.operations.index import IndexOptions, IndexReport, index_shards
+from janus_shards.operations.scan import OnBad
 
 
 @click.command("index")
@@ -21,7 +22,13 @@ from janus_shards.operations.index import IndexOptions, IndexReport, index_shard
     show_default=True,
     help="Keep smaller values, such as captions, in the index as well; 0 keeps none.",
 )
-@click.option("--skip-bad-samples", is_flag=True, help="Leave out samples with a field twice or in two pieces.")
+@click.option(
+    "--on-bad",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="Samples with a field twice or in several pieces end the run, or are left out and reported.",
+)
 @click.option("--resume", is_flag=True, help="Keep the indexes of an interrupted run that fit their shards.")
 @click.option("--overwrite", is_flag=True, help="Replace indexes and manifest; shards are never touched.")
 @workers_option
@@ -31,7 +38,7 @@ def command(
     urls: Sequence[str],
     output: str | None,
     inline: int,
-    skip_bad_samples: bool,
+    on_bad: OnBad,
     resume: bool,
     overwrite: bool,
     workers: int | None,
@@ -45,7 +52,7 @@ def command(
     """
     options = IndexOptions(
         inline_bytes=inline,
-        on_bad="skip" if skip_bad_samples else "raise",
+        on_bad=on_bad,
         resume=resume,
         overwrite=overwrite,
         workers=workers,
@@ -72,6 +79,7 @@ def _document(report: IndexReport) -> dict[str, object]:
         "links": report.num_links,
         "ignored": report.num_ignored,
         "skipped": report.num_skipped,
+        "skipped_samples": [sample._asdict() for sample in report.skipped],
         "seconds": report.seconds,
         "fields": list(manifest.fields),
         "generation": manifest.generation,

@@ -1,6 +1,7 @@
 """``janus-shards pack``: files become a data set."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import click
 
@@ -27,7 +28,13 @@ _LAYOUT = ShardLayout()
     callback=names,
     help="Table: columns that become the field json; * takes all others.",
 )
-@click.option("--skip-bad-rows", is_flag=True, help="Table: leave out rows that cannot be packed, and count them.")
+@click.option(
+    "--on-bad",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="Table: rows that cannot be packed end the run, or are left out and reported.",
+)
 @click.option("--allow-missing", is_flag=True, help="Folder: samples may have different fields.")
 @click.option(
     "--dots",
@@ -66,7 +73,7 @@ def command(
     text_column: str | None,
     key_column: str | None,
     json_columns: Sequence[str] | None,
-    skip_bad_rows: bool,
+    on_bad: Literal["raise", "skip"],
     allow_missing: bool,
     dots: DotRule,
     prefix: str,
@@ -81,8 +88,8 @@ def command(
 ) -> None:
     """Pack a folder or a table into shards.
 
-    SOURCE is a folder, whose files of one stem are one sample (photo.jpg, photo.txt), or a table: .csv, .tsv or .jsonl.
-    ROOT is the folder or URL to write to.
+    SOURCE is a folder, whose files of one stem are one sample (photo.jpg, photo.txt), or a table: .csv, .tsv, .jsonl or
+    .parquet.    ROOT is the folder or URL to write to.
     """
     columns = None
     if image_column or text_column or json_columns:
@@ -91,9 +98,9 @@ def command(
             text=text_column,
             key=key_column,
             json=json_columns or (),
-            on_bad="skip" if skip_bad_rows else "raise",
+            on_bad=on_bad,
         )
-    _check_fit(source, has_columns=bool(columns or key_column or skip_bad_rows))
+    _check_fit(source, has_columns=bool(columns or key_column or on_bad != "raise"))
     options = PackOptions(
         layout=ShardLayout(prefix=prefix, max_shard_bytes=shard_size, max_samples=max_samples, inline_bytes=inline),
         resume=resume,
@@ -126,6 +133,7 @@ def _document(root: str, report: PackReport) -> dict[str, object]:
         "written": report.num_written,
         "kept": report.num_kept,
         "skipped": report.num_skipped,
+        "skipped_rows": list(report.skipped),
         "seconds": report.seconds,
         "fields": list(report.manifest.fields),
         "columns": dict(report.manifest.columns),

@@ -1,15 +1,16 @@
 """Source files, local or in a store: listing, sizes and bytes. What they mean is decided in ``sources``."""
 
+import io
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NoReturn, Protocol
+from typing import BinaryIO, NoReturn, Protocol
 
 from janus_shards.errors import AccessDeniedError, ObjectNotFoundError, StorageError
 from janus_shards.sample import RawBytes
-from janus_shards.storage.base import ObjectMeta, StorageOptions
+from janus_shards.storage.base import ObjectMeta, Storage, StorageOptions
 from janus_shards.storage.urls import open_storage
 
 _CHUNK_BYTES = 1 << 20
@@ -55,6 +56,10 @@ class SourceFolder(Protocol):
 
     def stream(self, name: str) -> Iterator[RawBytes]:
         """All bytes of one file, in pieces."""
+        ...
+
+    def open(self, name: str) -> BinaryIO:
+        """One file to be read from any place in it."""
         ...
 
 
@@ -144,6 +149,13 @@ class LocalFolder:
         except (OSError, ValueError) as exc:
             self._translate(name, exc)
 
+    def open(self, name: str) -> BinaryIO:
+        """One file to be read from any place in it."""
+        try:
+            return open(self._path(name), "rb")
+        except (OSError, ValueError) as exc:
+            self._translate(name, exc)
+
     def _translate(self, name: str, exc: Exception) -> NoReturn:
         path = self._path(name)
         if isinstance(exc, FileNotFoundError | ValueError):  # ValueError: a name with NUL
@@ -187,3 +199,35 @@ class RemoteFolder:
     def stream(self, name: str) -> Iterator[RawBytes]:
         """All bytes of one file, in pieces."""
         return self._storage.stream(name)
+
+    def open(self, name: str) -> BinaryIO:
+        """One file to be read from any place in it, by ranged requests of a megabyte or more."""
+        return io.BufferedReader(_ObjectFile(self._storage, self._storage.head(name)), buffer_size=_CHUNK_BYTES)
+
+
+class _ObjectFile(io.RawIOBase):
+    """An object of a store as a seekable file; all reads are of one version."""
+
+    def __init__(self, storage: Storage, meta: ObjectMeta) -> None:
+        self._storage = storage
+        self._meta = meta
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._meta.size}[whence]
+        return self._position
+
+    def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]  # typeshed names a newer type
+        stop = min(self._position + len(buffer), self._meta.size)
+        if stop <= self._position:
+            return 0
+        data = self._storage.read(self._meta.name, self._position, stop, etag=self._meta.etag)
+        buffer[: len(data)] = data
+        self._position = stop
+        return len(data)

@@ -6,18 +6,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from janus_shards.engine.pool import run_ordered, sensible_workers, usable_cores
-from janus_shards.errors import ConfigError, FormatError, IntegrityError, StorageError, TarFormatError
-from janus_shards.format.grouping import group_samples
+from janus_shards.errors import ConfigError, FormatError, IntegrityError, StorageError
 from janus_shards.format.index import DEFAULT_INLINE_BYTES, IndexBuilder, ShardIndex
 from janus_shards.format.manifest import Manifest
 from janus_shards.format.naming import index_name, may_inline
-from janus_shards.format.tar import TarScanner
 from janus_shards.operations.progress import Progress, ProgressCallback, no_progress
+from janus_shards.operations.scan import OnBad, SampleScan, ShardNotes, SkippedSample, warnings_of
 from janus_shards.operations.shard_urls import ShardSet, find_shards
-from janus_shards.operations.sources import counted, name_some
+from janus_shards.operations.sources import counted
 from janus_shards.sample import RawBytes
 from janus_shards.storage.base import ObjectMeta, Storage, StorageOptions
 from janus_shards.storage.local import LocalStorage
@@ -28,9 +27,6 @@ from janus_shards.writer.shard import WrittenShard, describe_shard
 # A process takes about 80 MB.
 _STORE_WORKERS = 32
 
-# Faults of single samples; the shard around them is sound.
-_SAMPLE_FAULTS = ("duplicate_field", "interleaved_key")
-
 
 @dataclass(frozen=True, kw_only=True)
 class IndexOptions:
@@ -38,7 +34,7 @@ class IndexOptions:
 
     Attributes:
         inline_bytes: Values shorter than this are kept in the index, media and tensors excepted; 0 keeps none.
-        on_bad: Whether a sample with a field twice, or in two pieces, ends the run or is left out and counted.
+        on_bad: Whether a sample with a field twice, or in several pieces, ends the run or is left out and reported.
         resume: Keep the indexes of an interrupted run that fit their shards.
         overwrite: Replace the indexes and the manifest that are there; shards are never touched.
         workers: Processes; ``None`` takes one a core, fewer for a few megabytes; for shards in a store, which wait for
@@ -46,7 +42,7 @@ class IndexOptions:
     """
 
     inline_bytes: int = DEFAULT_INLINE_BYTES
-    on_bad: Literal["raise", "skip"] = "raise"
+    on_bad: OnBad = "raise"
     resume: bool = False
     overwrite: bool = False
     workers: int | None = None
@@ -68,9 +64,9 @@ class IndexReport:
         num_bytes: Bytes read.
         num_links: Links in the tars, which are ignored.
         num_ignored: Files in the tars that belong to no sample.
-        num_skipped: Samples left out because the user asked to skip bad ones.
+        skipped: Samples left out by this run because the user asked to skip bad ones.
         seconds: Wall time.
-        warnings: What the user should know, in sentences.
+        warnings: What the user should know, in sentences that begin with the name of their kind: ``missing_eof: …``.
     """
 
     manifest: Manifest
@@ -79,9 +75,14 @@ class IndexReport:
     num_bytes: int
     num_links: int
     num_ignored: int
-    num_skipped: int
+    skipped: Sequence[SkippedSample]
     seconds: float
     warnings: Sequence[str]
+
+    @property
+    def num_skipped(self) -> int:
+        """Samples left out by this run."""
+        return len(self.skipped)
 
 
 def index_shards(
@@ -173,11 +174,8 @@ class _Indexed(NamedTuple):
     """One shard after its task."""
 
     shard: WrittenShard
+    notes: ShardNotes
     is_kept: bool = False
-    num_links: int = 0
-    num_ignored: int = 0
-    has_end: bool = True
-    skipped: tuple[str, ...] = ()
 
 
 def _index_task(task: _IndexTask) -> _Indexed:
@@ -186,44 +184,36 @@ def _index_task(task: _IndexTask) -> _Indexed:
     meta = source.head(task.name)
     kept = _find_index(task, source, output, meta) if task.options.resume else None
     if kept is not None:
-        return _Indexed(kept, is_kept=True)
-    return _scan(task, source, output, meta)
-
-
-def _scan(task: _IndexTask, source: Storage, output: Storage, meta: ObjectMeta) -> _Indexed:
-    url = f"{source.url}/{task.name}"
-    digest = hashlib.sha256()
-    scanner = TarScanner(
-        _hashed(source.stream(task.name), digest), shard=url, keep_bytes=max(task.options.inline_bytes - 1, 0)
-    )
-    groups = group_samples(scanner, shard=url)
-    builder = IndexBuilder(url, inline_bytes=task.options.inline_bytes)
-    skipped: list[str] = []
-    while True:
-        try:
-            key, spans = next(groups)
-            builder.add(key, spans)
-        except StopIteration:
-            break
-        except TarFormatError as exc:
-            if task.options.on_bad == "raise" or exc.kind not in _SAMPLE_FAULTS:
-                raise
-            skipped.append(exc.message)
-    if scanner.position != meta.size:
-        raise IntegrityError(
-            f"{url}: expected {meta.size} bytes, read {scanner.position}; it changed while it was read", shard=url
-        )
-    index = builder.build(tar_bytes=scanner.position, tar_sha256=digest.digest())
+        return _Indexed(kept, ShardNotes(shard=task.name, is_empty=not kept.record.num_samples), is_kept=True)
+    index, notes = _scan(task, source, meta)
     encoded = index.encode()
     output.put(index_name(task.name), encoded)
-    shard = describe_shard(task.name, index, encoded, meta=None if source.is_local else meta)
-    return _Indexed(
-        shard,
-        num_links=groups.num_links,
-        num_ignored=groups.num_ignored,
-        has_end=scanner.has_end,
-        skipped=tuple(skipped),
+    return _Indexed(describe_shard(task.name, index, encoded, meta=None if source.is_local else meta), notes)
+
+
+def _scan(
+    task: _IndexTask, source: Storage, meta: ObjectMeta, leave_out: frozenset[str] = frozenset()
+) -> tuple[ShardIndex, ShardNotes]:
+    url = f"{source.url}/{task.name}"
+    digest = hashlib.sha256()
+    scan = SampleScan(
+        _hashed(source.stream(task.name), digest),
+        shard=url,
+        keep_bytes=max(task.options.inline_bytes - 1, 0),
+        on_bad=task.options.on_bad,
+        leave_out=leave_out,
     )
+    builder = IndexBuilder(url, inline_bytes=task.options.inline_bytes)
+    for key, spans in scan:
+        builder.add(key, spans)
+    if scan.position != meta.size:
+        raise IntegrityError(
+            f"{url}: expected {meta.size} bytes, read {scan.position}; it changed while it was read", shard=url
+        )
+    if scan.delivered_in_part:
+        # The index has pieces of samples that turned out to be bad: once more, without them.
+        return _scan(task, source, meta, leave_out | scan.delivered_in_part)
+    return builder.build(tar_bytes=scan.position, tar_sha256=digest.digest()), scan.notes(task.name)
 
 
 def _hashed(chunks: Iterator[RawBytes], digest: "hashlib._Hash") -> Iterator[RawBytes]:
@@ -281,25 +271,15 @@ def _task_name(task: _IndexTask) -> str:
 
 def _report(manifest: Manifest, results: Sequence[_Indexed], seconds: float) -> IndexReport:
     scanned = [result for result in results if not result.is_kept]
-    skipped = [message for result in results for message in result.skipped]
-    num_ignored, num_links = sum(r.num_ignored for r in results), sum(r.num_links for r in results)
-    empty = [result.shard.record.name for result in results if not result.shard.record.num_samples]
-    endless = [result.shard.record.name for result in results if not result.has_end]
-    warnings = [
-        (empty, f"{counted(len(empty), 'shard')} without a sample left out: {name_some(empty)}"),
-        (endless, f"{counted(len(endless), 'shard')} without end blocks, perhaps cut: {name_some(endless)}"),
-        (skipped, f"{counted(len(skipped), 'bad sample')} left out: {name_some(skipped)}"),
-        (num_links, f"{counted(num_links, 'link')} ignored"),
-        (num_ignored, f"{counted(num_ignored, 'file')} ignored as part of no sample"),
-    ]
+    notes = [result.notes for result in results]
     return IndexReport(
         manifest=manifest,
         num_indexed=len(scanned),
         num_kept=len(results) - len(scanned),
         num_bytes=sum(result.shard.record.tar_bytes for result in scanned),
-        num_links=num_links,
-        num_ignored=num_ignored,
-        num_skipped=len(skipped),
+        num_links=sum(each.num_links for each in notes),
+        num_ignored=sum(each.num_ignored for each in notes),
+        skipped=[sample for each in notes for sample in each.skipped],
         seconds=seconds,
-        warnings=[text for found, text in warnings if found],
+        warnings=warnings_of(notes),
     )

@@ -15,6 +15,7 @@ from janus_shards.engine.pool import run_ordered, sensible_workers
 from janus_shards.errors import ConfigError
 from janus_shards.format.manifest import Manifest
 from janus_shards.operations.folders import SourceFolder, open_folder
+from janus_shards.operations.parquet import PARQUET_SUFFIX, read_parquet
 from janus_shards.operations.plan import plan_shards
 from janus_shards.operations.progress import Progress, ProgressCallback, no_progress
 from janus_shards.operations.shard_tasks import ShardTask, find_written, write_task
@@ -64,7 +65,7 @@ class PackReport:
         manifest: The published generation.
         num_written: Shards written by this run.
         num_kept: Shards kept from an earlier run.
-        num_skipped: Rows of the table left out as bad.
+        skipped: Rows of the table left out as bad: where each stands, and why.
         seconds: Wall time.
         warnings: What the user should know, in sentences.
     """
@@ -72,9 +73,14 @@ class PackReport:
     manifest: Manifest
     num_written: int
     num_kept: int
-    num_skipped: int
+    skipped: Sequence[str]
     seconds: float
     warnings: Sequence[str]
+
+    @property
+    def num_skipped(self) -> int:
+        """Rows of the table left out as bad."""
+        return len(self.skipped)
 
     @property
     def num_samples(self) -> int:
@@ -102,7 +108,7 @@ def pack(
     upright.
 
     Args:
-        source: Folder, or ``.csv``, ``.tsv`` or ``.jsonl`` file; local or in a store.
+        source: Folder, or ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; local or in a store.
         root: Folder or object-store URL to write to; created when missing.
         columns: Which columns of a table become what; needed for tables.
         options: How to pack.
@@ -140,7 +146,7 @@ def pack(
         manifest=manifest,
         num_written=len(missing),
         num_kept=len(kept),
-        num_skipped=plan.num_skipped,
+        skipped=plan.skipped,
         seconds=time.monotonic() - started,
         warnings=plan.warnings,
     )
@@ -172,8 +178,12 @@ def _plan_source(
 
 
 def _plan_rows(folder: SourceFolder, name: str, columns: TableColumns) -> SourcePlan:
-    rows = read_table(folder.stream(name), name=name)
-    return plan_table(rows, columns=columns, name=name, stat=folder.stat)
+    if not name.lower().endswith(PARQUET_SUFFIX):
+        rows = read_table(folder.stream(name), name=name)
+        return plan_table(rows, columns=columns, name=name, stat=folder.stat, read=folder.read)
+    with folder.open(name) as file:
+        rows = read_parquet(file, columns=columns, name=name)
+        return plan_table(rows, columns=columns, name=name, stat=folder.stat, read=folder.read, unit="row")
 
 
 def _check_apart(source: str, root: str) -> None:

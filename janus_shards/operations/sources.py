@@ -56,12 +56,12 @@ class SourcePlan:
     Attributes:
         samples: Never empty; keys differ.
         warnings: What the user should know, in sentences.
-        num_skipped: Rows left out because the user asked to skip bad ones.
+        skipped: Rows left out because the user asked to skip bad ones: where each stands, and why.
     """
 
     samples: Sequence[SourceSample]
     warnings: Sequence[str] = ()
-    num_skipped: int = 0
+    skipped: Sequence[str] = ()
 
 
 def is_image(field: str) -> bool:

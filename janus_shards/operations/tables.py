@@ -1,12 +1,12 @@
 """Tables of samples: CSV, TSV and JSON Lines as rows of text, and rows as samples to be packed.
 
 Values are never guessed: ``000001`` stays a text, ``NA`` and ``nan`` are captions. Lines end at LF or CR LF only,
-    whatever Unicode calls a
-line separator.
+whatever Unicode calls a line separator. Parquet is read in ``parquet``.
 """
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from janus_shards.decode.fields import encode_field
-from janus_shards.errors import ConfigError, FormatError, JanusShardsError, StorageError
-from janus_shards.format.naming import check_key
+from janus_shards.decode.headers import image_format
+from janus_shards.decode.image import image_size
+from janus_shards.errors import ConfigError, DecodeError, FormatError, JanusShardsError, StorageError
+from janus_shards.format.naming import check_field, check_key
 from janus_shards.operations.folders import SourceFile
 from janus_shards.operations.sources import Part, SourcePlan, SourceSample, counted, is_image, name_some
 from janus_shards.sample import RawBytes
 
 #: File name extensions of tables.
-TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 _BOM = "\ufeff"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -33,11 +35,12 @@ class TableColumns:
 
     Attributes:
         image: Column with the path of a file, relative to the table; its field is named after the file's extension, in
-            lower case.
+            lower case. In Parquet also a column with pictures themselves, named after their formats.
         text: Column that becomes the field ``txt``; null and absent values become empty texts.
         key: Column with the keys; without one, rows are numbered ``000000000`` and so on.
-        json: Columns that become one field ``json``; ``("*",)`` takes all that are used for nothing else.
-        on_bad: Whether a row that cannot be packed ends the run or is left out and counted.
+        json: Columns that become one field ``json``; ``("*",)`` takes all that are used for nothing else. Columns of
+            binary data among them become fields of their own, named like the column in lower case.
+        on_bad: Whether a row that cannot be packed ends the run or is left out and reported.
 
     Raises:
         ConfigError: No column is named that could become a field.
@@ -67,8 +70,8 @@ class TableRow:
     """One row: its values by column, or why it has none.
 
     Attributes:
-        line: Number of its first line, from 1.
-        values: Values by column; texts only, unless the table is JSON Lines.
+        line: Number of its first line, from 1; in Parquet of the row.
+        values: Values by column: texts, in JSON Lines and Parquet also other values of JSON, in Parquet also bytes.
         problem: Why the row cannot be read; empty when it can.
     """
 
@@ -88,11 +91,11 @@ def read_table(chunks: Iterable[RawBytes], *, name: str) -> Iterator[TableRow]:
         ConfigError: The extension is none of ``TABLE_SUFFIXES``.
         FormatError: The file has no header line, is UTF-16, or is no UTF-8 (kind ``bad_row``).
     """
-    lines = _lines(chunks, name)
-    if name.endswith((".jsonl", ".ndjson")):
+    lines, suffix = _lines(chunks, name), os.path.splitext(name)[1].lower()
+    if suffix in (".jsonl", ".ndjson"):
         return _read_jsonl(lines)
-    if name.endswith((".csv", ".tsv")):
-        return _read_csv(lines, name, "," if name.endswith(".csv") else "\t")
+    if suffix in (".csv", ".tsv"):
+        return _read_csv(lines, name, "," if suffix == ".csv" else "\t")
     raise ConfigError(f"{name}: expected a folder or a table with one of the extensions {', '.join(TABLE_SUFFIXES)}")
 
 
@@ -184,7 +187,13 @@ def _unlimited_fields() -> Iterator[None]:
 
 
 def plan_table(
-    rows: Iterable[TableRow], *, columns: TableColumns, name: str, stat: Callable[[str], SourceFile]
+    rows: Iterable[TableRow],
+    *,
+    columns: TableColumns,
+    name: str,
+    stat: Callable[[str], SourceFile],
+    read: Callable[[str], RawBytes] | None = None,
+    unit: str = "line",
 ) -> SourcePlan:
     """Turn rows into samples, in the order of the table.
 
@@ -193,11 +202,15 @@ def plan_table(
         columns: Which columns become what.
         name: Name of the table, for messages.
         stat: Size of a file that a row names; raises ``StorageError``.
+        read: Bytes of such a file. With ``on_bad="skip"`` every picture is looked at, so that what is none is left out
+            before shards are planned.
+        unit: What the rows are counted by, for messages.
 
     Raises:
         ConfigError: A named column does not exist, or there is no row (kind ``empty_dataset``).
         FormatError: Rows cannot be packed (kind ``bad_row``): all are looked at, and the first ten are named.
     """
+    planner = _Planner(columns, stat, read if columns.on_bad == "skip" else None)
     samples: list[SourceSample] = []
     problems: list[str] = []
     first_lines: dict[str, int] = {}
@@ -205,20 +218,20 @@ def plan_table(
     for number, row in enumerate(rows):
         seen.update(row.values)
         try:
-            sample = _row_sample(row, number, columns, stat)
+            sample = planner.sample(row, number)
             key, line = sample.key, first_lines.setdefault(sample.key, row.line)
             if line != row.line:
-                raise _BadRowError(f"key {key!r} repeats line {line} (duplicate_key)")
+                raise _BadRowError(f"key {key!r} repeats {unit} {line} (duplicate_key)")
         except _BadRowError as exc:
-            problems.append(f"line {row.line}: {exc}")
+            problems.append(f"{unit} {row.line}: {exc}")
         else:
-            samples.append(sample._replace(origin=f"{name} line {row.line}"))
+            samples.append(sample._replace(origin=f"{name} {unit} {row.line}"))
     if samples or problems:
         _check_columns(columns, seen, name)
     warnings = _judge(problems, columns, name)
     if not samples:
         raise ConfigError(f"{name}: has no row to pack", kind="empty_dataset")
-    return SourcePlan(samples=samples, warnings=warnings, num_skipped=len(problems))
+    return SourcePlan(samples=samples, warnings=warnings, skipped=problems)
 
 
 class _BadRowError(Exception):
@@ -241,25 +254,61 @@ def _judge(problems: Sequence[str], columns: TableColumns, name: str) -> list[st
     found = f"{name}: {counted(len(problems), 'bad row')}: {name_some(problems)}"
     if columns.on_bad == "raise":
         raise FormatError(
-            f"{found}. Nothing was written; correct them, or leave them out with on_bad='skip' (--skip-bad-rows)",
+            f"{found}. Nothing was written; correct them, or leave them out with on_bad='skip' (--on-bad skip)",
             kind="bad_row",
             shard=name,
         )
-    return [f"left out {found.removeprefix(f'{name}: ')}"]
+    return [f"bad_row: left out {found.removeprefix(f'{name}: ')}"]
 
 
-def _row_sample(row: TableRow, number: int, columns: TableColumns, stat: Callable[[str], SourceFile]) -> SourceSample:
-    if row.problem:
-        raise _BadRowError(row.problem)
-    key = _key(row, number, columns)
-    parts = [_image(row, columns.image, stat)] if columns.image else []
-    if columns.text:
-        data = _text(row, columns.text)
-        parts.append(Part("txt", len(data), data=data))
-    if columns.json:
-        data = _json(row, columns)
-        parts.append(Part("json", len(data), data=data))
-    return SourceSample(key, tuple(parts))
+@dataclass(frozen=True)
+class _Planner:
+    """Turns one row into one sample."""
+
+    columns: TableColumns
+    stat: Callable[[str], SourceFile]
+    read: Callable[[str], RawBytes] | None
+
+    def sample(self, row: TableRow, number: int) -> SourceSample:
+        if row.problem:
+            raise _BadRowError(row.problem)
+        columns = self.columns
+        key = _key(row, number, columns)
+        parts = [self._image(row, columns.image)] if columns.image else []
+        if columns.text:
+            data = _text(row, columns.text)
+            parts.append(Part("txt", len(data), data=data))
+        if columns.json:
+            parts += _other_parts(row, columns)
+        return SourceSample(key, tuple(parts))
+
+    def _image(self, row: TableRow, column: str) -> Part:
+        value = row.values.get(column)
+        if isinstance(value, bytes):
+            return _embedded_image(value, column)
+        if not isinstance(value, str) or not value:
+            raise _BadRowError(f"column {column!r}: expected the path of a file, found {_shown(value)} (missing_file)")
+        field = value.rpartition("/")[2].rpartition(".")[2].lower()
+        if "." not in value.rpartition("/")[2] or not is_image(field):
+            raise _BadRowError(f"column {column!r}: expected the path of a picture such as photo.jpg, found {value!r}")
+        try:
+            file = self.stat(value)
+            if self.read is not None:
+                image_size(self.read(value))
+        except StorageError as exc:
+            raise _BadRowError(f"{exc.message} (missing_file)") from exc
+        except DecodeError as exc:
+            raise _BadRowError(f"column {column!r}: {value!r}: {exc.message} ({exc.kind})") from exc
+        return Part(field, file.size, value, mtime_ns=file.mtime_ns)
+
+
+def _embedded_image(data: bytes, column: str) -> Part:
+    try:
+        image_size(data)
+    except DecodeError as exc:
+        raise _BadRowError(f"column {column!r}: {exc.message} ({exc.kind})") from exc
+    name = image_format(data) or ""
+    return Part({"jpeg": "jpg"}.get(name, name), len(data), data=data)
 
 
 def _key(row: TableRow, number: int, columns: TableColumns) -> str:
@@ -277,20 +326,6 @@ def _key(row: TableRow, number: int, columns: TableColumns) -> str:
     return key
 
 
-def _image(row: TableRow, column: str, stat: Callable[[str], SourceFile]) -> Part:
-    path = row.values.get(column)
-    if not isinstance(path, str) or not path:
-        raise _BadRowError(f"column {column!r}: expected the path of a file, found {_shown(path)} (missing_file)")
-    field = path.rpartition("/")[2].rpartition(".")[2].lower()
-    if "." not in path.rpartition("/")[2] or not is_image(field):
-        raise _BadRowError(f"column {column!r}: expected the path of a picture such as photo.jpg, found {path!r}")
-    try:
-        file = stat(path)
-    except StorageError as exc:
-        raise _BadRowError(f"{exc.message} (missing_file)") from exc
-    return Part(field, file.size, path, mtime_ns=file.mtime_ns)
-
-
 def _text(row: TableRow, column: str) -> bytes:
     value = row.values.get(column)
     if value is None:
@@ -303,13 +338,44 @@ def _text(row: TableRow, column: str) -> bytes:
         raise _BadRowError(f"column {column!r}: has a lone surrogate at character {exc.start + 1}") from exc
 
 
-def _json(row: TableRow, columns: TableColumns) -> bytes:
+def _other_parts(row: TableRow, columns: TableColumns) -> list[Part]:
+    """Binary values as fields of their own, all others together as JSON."""
     used = {columns.key, columns.image, columns.text}
     names = [name for name in row.values if name not in used] if "*" in columns.json else columns.json
+    values = {name: row.values.get(name) for name in names}
+    binary = {name: value for name, value in values.items() if isinstance(value, bytes)}
+    parts = []
+    if len(binary) < len(values):
+        data = _json({name: value for name, value in values.items() if name not in binary})
+        parts.append(Part("json", len(data), data=data))
+    return [*parts, *(Part(_checked_field(name), len(value), data=value) for name, value in binary.items())]
+
+
+def _checked_field(column: str) -> str:
+    field = column.lower()
     try:
-        return encode_field("json", {name: row.values.get(name) for name in names})
+        check_field(field)
+    except ConfigError as exc:
+        raise _BadRowError(f"column {column!r}: its binary data cannot become a field: {exc.message}") from exc
+    if field in ("txt", "json"):
+        raise _BadRowError(f"column {column!r}: its binary data would become field {field!r}, which the row has")
+    return field
+
+
+def _json(values: Mapping[str, object]) -> bytes:
+    try:
+        return encode_field("json", values)
     except JanusShardsError as exc:
-        raise _BadRowError(f"columns {', '.join(names)}: {exc.message}") from exc
+        guilty = [name for name, value in values.items() if not _is_json(value)]
+        raise _BadRowError(f"column {', '.join(map(repr, guilty or values))}: {exc.message}") from exc
+
+
+def _is_json(value: object) -> bool:
+    try:
+        encode_field("json", value)
+    except JanusShardsError:
+        return False
+    return True
 
 
 def _shown(value: object) -> str:

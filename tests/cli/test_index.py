@@ -53,8 +53,10 @@ def test_bad_samples_can_be_skipped(run_json: Json, error_line: Callable[..., st
             tar.addfile(tarfile.TarInfo(name))
     assert "twice.tar" in error_line("index", tmp_path / "twice.tar", code=1)
     assert not (tmp_path / "manifest.msgpack").exists()
-    document = run_json("index", tmp_path / "twice.tar", "--skip-bad-samples")
+    document = run_json("index", tmp_path / "twice.tar", "--on-bad", "skip")
     assert (document["samples"], document["skipped"]) == (1, 1)
+    (skipped,) = document["skipped_samples"]
+    assert (skipped["key"], skipped["field"], skipped["kind"]) == ("b", "txt", "duplicate_field")
 
 
 @pytest.mark.parametrize("name", ["nothing.tar", "*.tar", "{a,b}.tar"])

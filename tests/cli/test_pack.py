@@ -50,10 +50,10 @@ def test_pack_a_table(run: Run, table: Path, tmp_path: Path) -> None:
 
 
 def test_pack_skips_bad_rows_and_counts_them(run: Run, table: Path, tmp_path: Path) -> None:
-    """With ``--skip-bad-rows`` a row without its file is left out with a warning."""
+    """With ``--on-bad skip`` a row without its file is left out with a warning."""
     with table.open("a") as file:
         file.write("007,none.jpg,nothing,cc0\n")
-    options = ["--image-column", "path", "--key-column", "id", "--skip-bad-rows", "--json"]
+    options = ["--image-column", "path", "--key-column", "id", "--on-bad", "skip", "--json"]
     result = run("pack", table, tmp_path / "out", *options)
     assert json.loads(result.stdout)["skipped"] == 1
     assert "warning: " in result.stderr

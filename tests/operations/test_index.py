@@ -125,8 +125,8 @@ def test_what_is_no_sample_is_counted(tmp_path: Path) -> None:
     os.truncate(tmp_path / "a.tar", 4 * 512)
     report = index_shards(str(tmp_path), options=HERE)
     assert (report.manifest.num_samples, report.num_links, report.num_ignored) == (1, 1, 2)
-    assert "1 shard without end blocks, perhaps cut: a.tar" in report.warnings
-    assert "1 link ignored" in report.warnings
+    assert "missing_eof: 1 shard without end blocks, perhaps cut: a.tar" in report.warnings
+    assert "link_skipped: 1 link ignored" in report.warnings
 
 
 def test_shards_without_samples_are_left_out(tmp_path: Path) -> None:

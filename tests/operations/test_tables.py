@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from janus_shards.decode.image import encode_image
 from janus_shards.errors import ConfigError, FormatError, ObjectNotFoundError
 from janus_shards.operations.folders import SourceFile
 from janus_shards.operations.sources import SourcePlan
@@ -154,8 +156,19 @@ def test_bad_rows_can_be_left_out_and_are_counted() -> None:
     """With ``skip`` the good rows remain, and the report says what is missing."""
     columns = TableColumns(image="image", text="caption", key="id", on_bad="skip")
     found = plan(b"id,image,caption\na,a.png,x\nb,gone.png,y\na,c.png,z\n", columns=columns)
-    assert (list(captions(found)), found.num_skipped) == (["a"], 2)
+    assert (list(captions(found)), len(found.skipped)) == (["a"], 2)
     assert "2 bad rows" in found.warnings[0]
+    assert [text.partition(":")[0] for text in found.skipped] == ["line 3", "line 4"]
+
+
+def test_a_file_that_is_no_picture_is_a_bad_row_to_be_left_out() -> None:
+    """With ``skip`` pictures are looked at while planning, so that what is none never leaves a hole in a shard."""
+    columns = TableColumns(image="image", text="caption", key="id", on_bad="skip")
+    table = rows(b"id,image,caption\na,a.png,x\nb,b.png,y\n")
+    files = {"a.png": b"<html>", "b.png": encode_image(np.zeros((2, 3, 3), np.uint8), "PNG")}
+    found = plan_table(table, columns=columns, name="r.csv", stat=stat, read=files.__getitem__)
+    assert [sample.key for sample in found.samples] == ["b"]
+    assert "line 2: column 'image': 'a.png': no picture" in found.skipped[0]
 
 
 @pytest.mark.parametrize(
