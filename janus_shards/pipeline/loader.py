@@ -35,7 +35,7 @@ _MAX_STRETCH_ROWS = 1 << 20
 # Batches whose bytes are asked for before a remote store is needed for them: about a second of training.
 _FETCH_AHEAD = 16
 # Rows of a task: small enough that the threads of a rank finish a batch together, large enough to pay for handing it
-# over.
+# over. Rows without arrays take microseconds, rows with arrays milliseconds.
 _MAX_TASK_ROWS = 16
 
 #: Changes a delivered batch, for example into tensors.
@@ -240,7 +240,7 @@ class Loader:
             ring=self._ring,
             seed=order.options.seed,
             epoch=self._epoch,
-            rows_per_task=min(_MAX_TASK_ROWS, max(1, serving.rows_per_batch // (4 * num_threads))),
+            rows_per_task=_rows_per_task(serving, num_threads),
             verify=options.verify,
             on_missing=options.on_missing,
             policy=options.bad_samples.policy,
@@ -315,6 +315,11 @@ def _stretches(order: Order, epoch: EpochOrder, position: int, serving: Serving)
             return
         yield Stretch(served, done)
         done += served.num_steps
+
+
+def _rows_per_task(serving: Serving, num_threads: int) -> int:
+    shares = 4 * num_threads if serving.recipe.specs else num_threads
+    return min(_MAX_TASK_ROWS, max(1, serving.rows_per_batch // shares))
 
 
 def _works(plans: Iterator[BatchPlan], shop: Workshop) -> Iterator[BatchWork]:

@@ -1,7 +1,6 @@
 """Options of the loader, and the sizes that follow from them and from the machine."""
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,14 +9,10 @@ from janus_shards.engine.pool import usable_cores
 from janus_shards.errors import ConfigError
 from janus_shards.pipeline.bad_samples import BadSamples, Policy
 from janus_shards.sample import RawBytes
+from janus_shards.sizes import parse_bytes
 from janus_shards.world import World
 
 _DEFAULT_MEMORY_BYTES = 1 << 30
-_UNITS = {"": 1, "B": 1} | {
-    f"{letter}{suffix}": base**power
-    for suffix, base in (("B", 1000), ("iB", 1024))
-    for power, letter in enumerate("KMGT", start=1)
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,22 +78,3 @@ class LoaderOptions:
             return parse_bytes(self.memory_bytes, name="memory_bytes")
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return min(_DEFAULT_MEMORY_BYTES, machine // 8 // world.local_world_size)
-
-
-def parse_bytes(value: int | str, *, name: str) -> int:
-    """Bytes from a number or from text such as ``256MB`` (powers of 1000) or ``1GiB`` (powers of 1024).
-
-    Raises:
-        ConfigError: The text is no size, or the size is not positive. ``name`` is the option that it names.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ConfigError(f"{name}={value!r}: expected bytes, as a number or as text such as '256MB' or '1GiB'")
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
-        unit = {key.lower(): factor for key, factor in _UNITS.items()}.get(match[2].lower()) if match else None
-        if match is None or unit is None:
-            raise ConfigError(f"{name}={value!r}: expected a size such as '256MB' (10^6) or '1GiB' (2^30)")
-        value = int(float(match[1]) * unit)
-    if value < 1:
-        raise ConfigError(f"{name}={value!r}: expected at least 1 byte")
-    return value

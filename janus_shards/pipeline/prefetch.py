@@ -97,15 +97,15 @@ class _Ticket(Generic[J]):
     def __init__(self, job: J | None, error: BaseException | None = None) -> None:
         self.job = job
         self.error = error
-        self.error_place = -1
-        self.left = len(job.tasks) if job is not None else 0
+        self.left = self.error_place = len(job.tasks) if job is not None else 0
         self.lock = threading.Lock()
         self.done = threading.Event()
         if not self.left:
             self.done.set()
 
     def run(self, place: int) -> None:
-        if self.job is not None and self.error is None:
+        # An earlier task still runs: if it fails as well, its error is the one that counts.
+        if self.job is not None and (self.error is None or place < self.error_place):
             try:
                 self.job.tasks[place]()
             except BaseException as exc:  # noqa: BLE001  thread border: the consumer raises it in its turn

@@ -4,11 +4,13 @@ A recipe says which arrays a batch has and fills one row at a time, from any wor
 ``SampleTransform``, or a plain callable.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from janus_shards.decode.fields import Decoder, decode_field, empty_value, yields_integer
 from janus_shards.decode.lazy import Sample
@@ -21,7 +23,20 @@ _INTEGER = TensorSpec((), np.dtype(np.int64))
 _CLEARED = object()
 
 
-class FieldRecipe:
+class _RowByRow(ABC):
+    """Rows are filled one by one."""
+
+    @abstractmethod
+    def fill(self, work: BatchWork, row: int) -> None:
+        """See ``Recipe``."""
+
+    def fill_rows(self, work: BatchWork, rows: range) -> None:
+        """See ``Recipe``."""
+        for row in rows:
+            work.attempt(row, self.fill)
+
+
+class FieldRecipe(_RowByRow):
     """Each field for itself: a transform writes an array row, class labels become integers, all else stays a list."""
 
     def __init__(
@@ -39,7 +54,7 @@ class FieldRecipe:
         plain = [name for name in fields if name not in transforms]
         self._integers = [name for name in plain if decode and yields_integer(name, decoders)]
         self.lists: Sequence[str] = [name for name in plain if name not in self._integers]
-        shapes = {name: TensorSpec(transform.shape, transform.dtype) for name, transform, _ in self._transforms}
+        shapes = {name: _spec(name, transform.shape, transform.dtype) for name, transform, _ in self._transforms}
         self.specs: Mapping[str, TensorSpec] = shapes | dict.fromkeys(self._integers, _INTEGER)
         self._decode = decode
         self._decoders = decoders
@@ -48,16 +63,17 @@ class FieldRecipe:
         """See ``Recipe``."""
         for name, transform, augment in self._transforms:
             data = work.raw(row, name)
-            out = work.arrays[name][row]
+            out = work.arrays[name][row, ...]
             if data is None:
                 out[...] = 0
                 continue
             try:
-                transform.apply(data, out)
+                with _Named(work, row):
+                    transform.apply(data, out)
+                    if augment is not None:
+                        augment.augment(out, work.rng(row))
             except SampleError as exc:
                 raise work.located(exc, row, name) from exc
-            if augment is not None:
-                augment.augment(out, work.rng(row))
         for name in self._integers:
             self._set_integer(work, row, name)
         for name in self.lists:
@@ -94,21 +110,59 @@ class FieldRecipe:
         return {name: work.arrays[name] if name in work.arrays else work.lists[name] for name in self._fields}
 
 
-class SampleRecipe:
+class StoredRecipe:
+    """Every field as it is stored."""
+
+    specs: Mapping[str, TensorSpec] = {}
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        self.lists = fields
+
+    def fill(self, work: BatchWork, row: int) -> None:
+        """See ``Recipe``."""
+        for name in self.lists:
+            data = work.raw(row, name)
+            work.lists[name][row] = None if data is None else bytes(data)
+
+    def fill_rows(self, work: BatchWork, rows: range) -> None:
+        """See ``Recipe``."""
+        try:
+            for name in self.lists:
+                found = work.raw_rows(rows, name)
+                # bytes() of bytes is the same object; fetched ranges are views that would keep whole blocks alive.
+                work.lists[name][rows.start : rows.stop] = [None if data is None else bytes(data) for data in found]
+        except SampleError:
+            for row in rows:
+                work.attempt(row, self.fill)
+
+    def clear(self, work: BatchWork, row: int) -> None:
+        """See ``Recipe``."""
+        for name in self.lists:
+            work.lists[name][row] = b""
+
+    def finish(self, work: BatchWork) -> dict[str, Any]:
+        """See ``Recipe``."""
+        return dict(work.lists)
+
+
+class SampleRecipe(_RowByRow):
     """A ``SampleTransform`` writes all arrays of a row."""
 
     lists: Sequence[str] = ()
 
-    def __init__(self, transform: SampleTransform) -> None:
+    def __init__(self, transform: SampleTransform, decoders: Mapping[str, Decoder]) -> None:
         self._transform = transform
         self._augment = _augment(transform)
-        self.specs = transform.outputs
+        self._decoders = decoders
+        self.specs: Mapping[str, TensorSpec] = {
+            name: _spec(name, spec.shape, spec.dtype) for name, spec in transform.outputs.items()
+        }
 
     def fill(self, work: BatchWork, row: int) -> None:
         """See ``Recipe``."""
-        out = {name: work.arrays[name][row] for name in self.specs}
-        with _named(work, row):
-            self._transform.apply(work.sample(row), out)
+        out = {name: work.arrays[name][row, ...] for name in self.specs}
+        with _Named(work, row):
+            self._transform.apply(work.sample(row, self._decoders), out)
             if self._augment is not None:
                 self._augment.augment(out, work.rng(row))
 
@@ -122,7 +176,7 @@ class SampleRecipe:
         return {name: work.arrays[name] for name in self.specs}
 
 
-class CallableRecipe:
+class CallableRecipe(_RowByRow):
     """A plain function of a sample returns a mapping; equal shapes are stacked, numbers become arrays, all else lists.
 
     With a parameter ``rng`` it runs on the workers. Without, it may use the global generators, which have one state a
@@ -132,15 +186,18 @@ class CallableRecipe:
     specs: Mapping[str, TensorSpec] = {}
     lists: Sequence[str] = ("",)
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], decoders: Mapping[str, Decoder]) -> None:
         self._function = function
         self._takes_rng = takes_rng(function)
+        self._decoders = decoders
+        # Zeros in the form of what the function returned first: for batches without a good sample.
+        self._example: Any = None
 
     def fill(self, work: BatchWork, row: int) -> None:
         """See ``Recipe``."""
-        sample = work.sample(row)
+        sample = work.sample(row, self._decoders)
         if self._takes_rng:
-            with _named(work, row):
+            with _Named(work, row):
                 work.lists[""][row] = self._function(sample, rng=work.rng(row))
         else:
             for name in sample:
@@ -155,8 +212,8 @@ class CallableRecipe:
         """Run the function in the consumer's thread."""
         read = work.lists[""][row]
         # A substitute was not read by the workers.
-        sample = read if isinstance(read, Sample) and read.key == work.key(row) else work.sample(row)
-        with _named(work, row), work.global_generators(row):
+        sample = read if isinstance(read, Sample) and read.key == work.key(row) else work.sample(row, self._decoders)
+        with _Named(work, row), work.global_generators(row):
             work.lists[""][row] = self._function(sample)
 
     def finish(self, work: BatchWork) -> dict[str, Any]:
@@ -166,19 +223,25 @@ class CallableRecipe:
             for row in range(len(results)):
                 if results[row] is not _CLEARED:
                     work.attempt(row, self._call)
-        good = next((result for result in results if result is not _CLEARED), None)
+        good = next((result for result in results if result is not _CLEARED), self._example)
         if good is None and work.bad:
-            # What the function returns is not known, so there is nothing to fill the slots with.
+            # What the function returns is not known yet, so there is nothing to fill the slots with.
             raise work.bad[0].error
         results[:] = [_empty_like(good) if result is _CLEARED else result for result in results]
         for row, result in enumerate(results):
-            if not isinstance(result, Mapping) or result.keys() != results[0].keys():
+            if not isinstance(result, Mapping) or result.keys() != good.keys():
                 raise ConfigError(
                     f"transform: expected a mapping with the same names for every sample, found {_shown(result)} for "
-                    f"key {work.key(row)!r} and {_shown(results[0])} for key {work.key(0)!r}",
+                    f"key {work.key(row)!r}" + (f" and {_shown(good)} for another" if result is not good else ""),
                     key=work.key(row),
                 )
-        return {name: _stacked(name, [result[name] for result in results], work) for name in results[0]}
+        if not results:
+            # A rank may have nothing in the last batch of an uneven tail.
+            return {name: _nothing_like(value) for name, value in (good or {}).items()}
+        stacked = {name: _stacked(name, [result[name] for result in results], work) for name in good}
+        if self._example is None:
+            self._example = _empty_like(good)
+        return stacked
 
 
 def _shown(result: object) -> str:
@@ -196,13 +259,18 @@ def _empty_like(result: Any) -> Any:
     return None
 
 
+def _nothing_like(value: Any) -> Any:
+    """No rows of what ``_stacked`` makes of such values."""
+    return np.asarray(value)[None][:0] if isinstance(value, bool | int | float | np.ndarray) else []
+
+
 def _stacked(name: str, values: list[Any], work: BatchWork) -> Any:
-    if all(isinstance(value, bool | int | float | np.generic) for value in values):
-        return np.array(values)
-    # Tensors and arrays alike offer themselves to NumPy; so do PIL images, which have no shape.
+    if all(isinstance(value, bool | int | float | np.bool_ | np.number) for value in values):
+        return _unless_objects(np.array(values), values)
+    # Tensors and arrays alike offer themselves to NumPy; so do PIL images, which have no shape, and NumPy's own text.
     if not all(hasattr(value, "__array__") and hasattr(value, "shape") for value in values):
         return values
-    arrays = [np.asarray(value) for value in values]
+    arrays = [_as_array(name, value, work.key(row)) for row, value in enumerate(values)]
     for row, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             raise ConfigError(
@@ -210,23 +278,72 @@ def _stacked(name: str, values: list[Any], work: BatchWork) -> Any:
                 f"key {work.key(row)!r}, which cannot be stacked; pad them, or return a list to get a list",
                 key=work.key(row),
             )
-    return np.stack(arrays)
+    return _unless_objects(np.stack(arrays), values)
+
+
+def _as_array(name: str, value: Any, key: str) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except (TypeError, RuntimeError) as exc:
+        raise ConfigError(
+            f"transform: {name!r} of key {key!r}: a {type(value).__name__} that NumPy cannot hold ({exc}); return an "
+            "array, or a CPU tensor without gradient of a type that NumPy has",
+            key=key,
+        ) from exc
+
+
+def _unless_objects(stacked: NDArray[Any], values: list[Any]) -> Any:
+    """Numbers as an array; texts, dates and integers beyond 64 bits as the list they came in."""
+    return stacked if stacked.dtype.kind in "biufc" else values
 
 
 def _augment(transform: object) -> Any:
     return transform if isinstance(transform, Augment) else None
 
 
-@contextmanager
-def _named(work: BatchWork, row: int) -> Iterator[None]:
-    """Errors of the caller's code say at which sample they happened."""
+class _Named:
+    """Errors of the caller's code, inside the ``with`` block, say at which sample they happened."""
+
+    __slots__ = ("_row", "_work")
+
+    def __init__(self, work: BatchWork, row: int) -> None:
+        self._work = work
+        self._row = row
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            return
+        key, shard = self._work.key(self._row), self._work.shard_url(self._row)
+        if isinstance(error, SampleError):
+            error.key, error.shard = error.key or key, error.shard or shard
+        elif isinstance(error, StopIteration):
+            # Left alone, it would end the pass as if all samples had been delivered.
+            raise RuntimeError(f"the transform of key {key!r} of shard {shard} raised StopIteration") from error
+        elif isinstance(error, Exception):
+            error.add_note(f"in the transform of key {key!r} of shard {shard}")
+
+
+def _spec(name: str, shape: Sequence[int], dtype: Any) -> TensorSpec:
     try:
-        yield
-    except SampleError:
-        raise
-    except Exception as exc:
-        exc.add_note(f"in the transform of key {work.key(row)!r} of shard {work.shard_url(row)}")
-        raise
+        return TensorSpec(tuple(shape), np.dtype(dtype))
+    except TypeError as exc:
+        raise ConfigError(f"transform: {name!r}: expected a shape and a dtype, found {shape!r} and {dtype!r}") from exc
+
+
+def _check_signature(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins and extension types show none
+        return
+    try:
+        signature.bind(None, **({"rng": None} if takes_rng(function) else {}))
+    except TypeError as exc:
+        raise ConfigError(
+            f"transform: expected a function fn(sample) or fn(sample, rng), found one that takes {signature}"
+        ) from exc
 
 
 def make_recipe(transform: object, fields: Sequence[str], *, decode: bool, decoders: Mapping[str, Decoder]) -> Recipe:
@@ -241,23 +358,30 @@ def make_recipe(transform: object, fields: Sequence[str], *, decode: bool, decod
     Raises:
         ConfigError: ``transform`` is something else, or names a field that was not requested.
     """
+    if not transform and not decode:
+        return StoredRecipe(fields)
     if transform is None:
         return FieldRecipe(fields, {}, decode=decode, decoders=decoders)
     if isinstance(transform, Mapping):
         for name, value in transform.items():
             if name not in fields:
                 raise ConfigError(f"transform: field {name!r} is not among the requested fields {list(fields)}")
-            if not isinstance(value, FieldTransform):
+            if not isinstance(value, FieldTransform) or isinstance(value, type):
                 raise ConfigError(
-                    f"transform: field {name!r}: expected a FieldTransform such as ImageTransform(size=384), found a "
-                    f"{type(value).__name__}; a function is passed for the whole sample: transform=fn(sample, rng)"
+                    f"transform: field {name!r}: expected a FieldTransform such as ImageTransform(size=384), found "
+                    f"{_kind(value)}; a function is passed for the whole sample: transform=fn(sample, rng)"
                 )
         return FieldRecipe(fields, transform, decode=decode, decoders=decoders)
-    if isinstance(transform, SampleTransform):
-        return SampleRecipe(transform)
-    if callable(transform):
-        return CallableRecipe(transform)
+    if isinstance(transform, SampleTransform) and not isinstance(transform, type):
+        return SampleRecipe(transform, decoders)
+    if callable(transform) and not isinstance(transform, SampleTransform | FieldTransform):
+        _check_signature(transform)
+        return CallableRecipe(transform, decoders)
     raise ConfigError(
         "transform: expected a mapping from field to FieldTransform, a SampleTransform or a function, found "
-        f"a {type(transform).__name__}"
+        f"{_kind(transform)}"
     )
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import xxhash
 
+from janus_shards.decode.fields import Decoder
 from janus_shards.decode.lazy import Sample, locate
 from janus_shards.decode.transform import TensorSpec
 from janus_shards.errors import MissingFieldError, SampleError
@@ -82,6 +83,9 @@ class Recipe(Protocol):
     def fill(self, work: "BatchWork", row: int) -> None:
         """Write one row of the batch. Called from several threads, for different rows."""
 
+    def fill_rows(self, work: "BatchWork", rows: range) -> None:
+        """Write some rows, each by ``work.attempt(row, fill)`` or in a way that comes to the same."""
+
     def clear(self, work: "BatchWork", row: int) -> None:
         """Write what a slot without a sample holds: zeros, and empty values of the same kind."""
 
@@ -127,8 +131,7 @@ class BatchWork:
         with self.times.measure("transfer"):
             self.shop.source.wait(self.plan, rows)
         with self.times.measure("decode"):
-            for row in rows:
-                self.attempt(row, self.shop.recipe.fill)
+            self.shop.recipe.fill_rows(self, rows)
 
     def attempt(self, row: int, fill: Callable[["BatchWork", int], None]) -> None:
         """Fill a row; when its sample is bad, do what the policy says.
@@ -224,6 +227,23 @@ class BatchWork:
                 raise checksum_error(self.shop.catalog, plan.shards[at], plan.keys[at], field)
         return data
 
+    def raw_rows(self, rows: range, field: str) -> list[RawBytes | None]:
+        """``raw`` of several rows in one tight loop: half the work where reading is all there is to do."""
+        plan, read, verify = self.plan, self.shop.source.read, self.shop.verify
+        place = plan.fields[field]
+        inline, sizes, hashes = place.inline, place.sizes, place.xxh3
+        digest = xxhash.xxh3_64_intdigest
+        found: list[RawBytes | None] = []
+        for row in rows:
+            data: RawBytes | None = inline[row]
+            if data is None and sizes[row] > 0:
+                data = read(plan, row, field)
+                if verify and digest(data) != hashes[row]:
+                    data = None
+            # What is missing, empty or damaged takes the careful way.
+            found.append(self.raw(row, field) if data is None else data)
+        return found
+
     def _read(self, plan: BatchPlan, at: int, field: str) -> RawBytes:
         place = plan.fields[field]
         return self.shop.catalog.read(plan.shards[at], place.offsets[at], place.offsets[at] + place.sizes[at])
@@ -244,15 +264,18 @@ class BatchWork:
         """The error with shard, key and field."""
         return locate(error, shard=self.shard_url(row), key=self.key(row), field=field)
 
-    def sample(self, row: int) -> Sample:
+    def sample(self, row: int, decoders: Mapping[str, Decoder]) -> Sample:
         """One row as a lazy sample of the requested fields that it has."""
         plan, at = self._planned(row)
         held = [name for name, place in plan.fields.items() if place.sizes[at] >= 0]
+        for name in plan.fields.keys() - held:
+            self.present[name][row] = False
         return Sample(
             plan.keys[at],
             int(plan.sample_ids[at]),
             functools.partial(self._read_present, row),
             held,
+            decoders,
             shard=self.shop.catalog.shard_url(plan.shards[at]),
         )
 
