@@ -302,6 +302,8 @@ class _HttpServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Headers and body are two packets; the second would wait 40 ms for the client to acknowledge the first.
+    disable_nagle_algorithm = True
     server: _HttpServer
 
     def setup(self) -> None:

@@ -113,11 +113,25 @@ class BridgeStorage:
         _, root = self._locate("")
         with self._translated("listing", folder):
             fs.invalidate_cache()
-            found: dict[str, dict[str, Any]] = fs.find(path, detail=True)
+            found = self._find(fs, path)
         names = {each[len(root) :].removeprefix("/"): entry for each, entry in found.items() if each != root}
         for name in sorted(names, key=str.encode):
             if name.startswith(prefix) and not name.rpartition("/")[2].startswith(TEMP_PREFIX):
                 yield self._meta(name, names[name])
+
+    def _find(self, fs: "AbstractFileSystem", path: str) -> dict[str, dict[str, Any]]:
+        try:
+            found: dict[str, dict[str, Any]] = fs.find(path, detail=True)
+        except KeyError as exc:
+            # botocore looks for the token that a server which says "more follows" should have sent.
+            if exc.args != ("NextContinuationToken",):
+                raise
+            raise StorageError(
+                f"{self.url}: the server says that more objects follow, but not how to ask for them; name the objects, "
+                "as in part-{000..123}.tar",
+                kind="incomplete_listing",
+            ) from exc
+        return found
 
     def close(self) -> None:
         """Let go of the file system."""

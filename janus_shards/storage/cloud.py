@@ -1,8 +1,8 @@
 """Object stores through obstore: S3, Google Cloud Storage, Azure and web servers. The only module that imports obstore.
 
 obstore's runtime does not survive ``fork``: in a forked child every operation goes to the fallback, which reads through
-fsspec. The same fallback serves the few keys that obstore cannot name (empty folder names, ``.`` and ``..``) and the
-listing of unfinished uploads.
+fsspec. The same fallback serves the few keys that obstore cannot name (empty folder names, ``.`` and ``..``), and lists
+unfinished uploads and buckets whose readers pay.
 """
 
 import functools
@@ -52,6 +52,8 @@ _PART_BYTES = 8 * 2**20
 _PARTS_IN_FLIGHT = 4
 _SINGLE_PUT_BYTES = 64 * 2**20
 _PAGE_OBJECTS = 1000
+# Servers send pages of 1,000 keys or of another round number.
+_ROUND_PAGE = 100
 
 # Process in which obstore's runtime was started; in any other process that inherited it, obstore would hang.
 _runtime_pid: int | None = None
@@ -121,6 +123,10 @@ class CloudStorage:
             return
         if self._scheme.startswith("http"):
             raise StorageError(f"{self.url}: a web server cannot be listed; name the objects", kind="no_listing")
+        if self._options.requester_pays and self._scheme == "s3":
+            # obstore says who pays when it reads an object, but not when it lists.
+            yield from self._open_payer().list(prefix)
+            return
         start, last = len(self._key("")), ""
         try:
             with self._translated("listing", prefix):
@@ -228,8 +234,9 @@ class CloudStorage:
                     yield meta
                 elif offset.encode() > full.encode():
                     return
-            # Some servers say "more follows" without a token to ask for it, which obstore takes for the end.
-            if count == 0 or count % _PAGE_OBJECTS:
+            # Some servers say "more follows" without a token to ask for it, which obstore takes for the end. So a list
+            # that ends with what may be a whole page is asked to go on; at its real end that is one request too many.
+            if count == 0 or count % _ROUND_PAGE:
                 return
 
     def _key(self, name: str) -> str:
@@ -259,6 +266,16 @@ class CloudStorage:
                 "pip install 'janus-shards[fsspec]'",
                 kind="bad_path",
                 shard=name,
+            ) from exc
+
+    def _open_payer(self) -> Storage:
+        try:
+            return self._open_other()
+        except ConfigError as exc:
+            raise ConfigError(
+                f"{self.url}: a bucket whose readers pay is listed through fsspec: pip install 'janus-shards[fsspec]', "
+                "or name the shards, as in part-{000..123}.tar",
+                kind="no_listing",
             ) from exc
 
     def _open_other(self) -> Storage:
