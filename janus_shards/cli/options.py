@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from janus_shards.errors import ConfigError
-from janus_shards.pipeline.options import parse_bytes
+from janus_shards.sizes import parse_bytes
 from janus_shards.world import World
 
 _Result = TypeVar("_Result")
