@@ -12,10 +12,16 @@
       ResumeError
 
 Worker processes re-raise these, so each one can be built from a single message string and survives pickling with its
-context. Foreign exceptions are translated where they arise, in the module that owns the foreign library, never here.
+context. Torch's ``DataLoader`` re-raises what a worker raised from the text of its traceback alone; the last line of that
+text is a note with the context, which is read back from there. Foreign exceptions are translated where they arise, in the module that owns the foreign library, never here.
 """
 
+import json
 from typing import Any
+
+# Opens the last line of an exception's text when its context travels in there; see `note_context`.
+_CONTEXT = "janus-shards context: "
+_NAMES = ("kind", "shard", "key", "field")
 
 
 class JanusShardsError(Exception):
@@ -41,11 +47,13 @@ class JanusShardsError(Exception):
         field: str | None = None,
     ) -> None:
         super().__init__(message)
+        given = {"kind": kind, "shard": shard, "key": key, "field": field}
+        context = given if any(given.values()) else _noted_context(message)
         self.message = message
-        self.kind = kind or self.default_kind
-        self.shard = shard
-        self.key = key
-        self.field = field
+        self.kind = context.get("kind") or self.default_kind
+        self.shard = context.get("shard")
+        self.key = context.get("key")
+        self.field = context.get("field")
 
     def __str__(self) -> str:
         return self.message
@@ -57,6 +65,26 @@ class JanusShardsError(Exception):
 
 def _rebuild(cls: type[JanusShardsError], message: str, context: dict[str, str | None]) -> JanusShardsError:
     return cls(message, **context)
+
+
+def note_context(error: JanusShardsError) -> None:
+    """Write the context of an exception into the text of its traceback, where its constructor finds it again.
+
+    Torch's ``DataLoader`` carries no exceptions out of its workers, but a class and the text of a traceback, and builds
+    a new one of both.
+    """
+    error.add_note(_CONTEXT + json.dumps({name: getattr(error, name) for name in _NAMES}))
+
+
+def _noted_context(message: str) -> dict[str, str | None]:
+    _, found, rest = message.rpartition(_CONTEXT)
+    if not found:
+        return {}
+    try:
+        context = json.loads(rest.partition("\n")[0])
+        return {name: None if context[name] is None else str(context[name]) for name in _NAMES}
+    except (ValueError, TypeError, KeyError):
+        return {}
 
 
 class ConfigError(JanusShardsError, ValueError):

@@ -1,5 +1,6 @@
 import copy
 import pickle
+import traceback
 
 import pytest
 
@@ -34,6 +35,28 @@ def test_can_be_built_from_a_message_alone(kind: type[JanusShardsError]) -> None
     assert str(raised) == "shard 'a.tar' is damaged"
     assert raised.kind == kind.default_kind != ""
     assert (raised.shard, raised.key, raised.field) == (None, None, None)
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_survives_as_class_and_traceback_text(kind: type[JanusShardsError]) -> None:
+    """Torch's ``DataLoader`` carries no more than these out of its workers; with a note the context comes through."""
+    raised = kind("cut at 512", kind="truncated_shard", shard="s3://b/a.tar", key='k"\n', field=None)
+    errors.note_context(raised)
+    text = "".join(traceback.format_exception(raised))
+    arrived = kind(f"Caught {kind.__name__} in DataLoader worker process 0.\nOriginal {text}")
+    assert (arrived.kind, arrived.shard, arrived.key, arrived.field) == (
+        "truncated_shard",
+        "s3://b/a.tar",
+        'k"\n',
+        None,
+    )
+    assert "cut at 512" in str(arrived)
+
+
+@pytest.mark.parametrize("rest", ["", "{", "[]", "{}", "null", '{"kind": "x"}'])
+def test_text_that_only_looks_like_a_context(rest: str) -> None:
+    """Is a message like any other."""
+    assert JanusShardsError(f"janus-shards context: {rest}").kind == "error"
 
 
 @pytest.mark.parametrize(("name", "base"), BUILT_IN.items())

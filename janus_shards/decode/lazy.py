@@ -1,10 +1,11 @@
 """One sample whose fields are read and decoded when they are first asked for."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from janus_shards.decode.fields import Decoder, decode_field
-from janus_shards.errors import MissingFieldError, SampleError
+from janus_shards.errors import JanusShardsError, MissingFieldError, SampleError
 from janus_shards.sample import RawBytes
 
 
@@ -78,8 +79,18 @@ class Sample(Mapping[str, Any]):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Another process has no way to the reader behind ``raw``: the bytes of all fields travel instead.
-        stored = {field: self.raw(field) for field in self._fields}
+        stored = {field: self._packed(field) for field in self._fields}
         return _restored, (self.key, self.sample_id, stored, self._decoders, self.shard)
+
+    def _packed(self, field: str) -> bytes | JanusShardsError:
+        """The bytes of a field, or what happened in place of them: a copy raises it where the field is used.
+
+        Raised here, while a worker sends its results, it would be lost, and the receiver would wait for ever.
+        """
+        try:
+            return self.raw(field)
+        except JanusShardsError as exc:
+            return exc
 
     def _read(self, field: str) -> RawBytes:
         if field not in self._bytes:
@@ -99,6 +110,17 @@ def locate(error: SampleError, *, shard: str | None, key: str, field: str) -> Sa
 
 
 def _restored(
-    key: str, sample_id: int, stored: dict[str, bytes], decoders: Mapping[str, Decoder] | None, shard: str | None
+    key: str,
+    sample_id: int,
+    stored: dict[str, bytes | JanusShardsError],
+    decoders: Mapping[str, Decoder] | None,
+    shard: str | None,
 ) -> Sample:
-    return Sample(key, sample_id, stored.__getitem__, tuple(stored), decoders, shard=shard)
+    return Sample(key, sample_id, partial(_unpacked, stored), tuple(stored), decoders, shard=shard)
+
+
+def _unpacked(stored: Mapping[str, bytes | JanusShardsError], field: str) -> bytes:
+    data = stored[field]
+    if isinstance(data, JanusShardsError):
+        raise data
+    return data

@@ -1,7 +1,7 @@
 """What the loader delivers."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,23 @@ class Batch:
         """Number of slots in the batch."""
         return len(self.keys)
 
+    def pin_memory(self) -> "Batch":
+        """The batch with its tensors in page-locked memory; ``DataLoader(pin_memory=True)`` calls this."""
+        return replace(
+            self,
+            fields={name: _pinned(value) for name, value in self.fields.items()},
+            sample_ids=_pinned(self.sample_ids),
+            valid=_pinned(self.valid),
+            present={name: _pinned(value) for name, value in self.present.items()},
+        )
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}: {_describe(value)}" for name, value in self.fields.items())
         return f"Batch({len(self)} samples, {shown})"
+
+
+def _pinned(value: Any) -> Any:
+    return value.pin_memory() if hasattr(value, "pin_memory") else value
 
 
 def _describe(value: Any) -> str:

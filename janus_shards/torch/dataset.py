@@ -1,23 +1,22 @@
 """Inside torch's own loaders: an ``IterableDataset`` whose workers together give the stream of the ``Loader``."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from janus_shards.errors import ConfigError, JanusShardsError, note_context
 from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.loader import Loader, build_loader
 from janus_shards.pipeline.options import LoaderOptions
 from janus_shards.reader import Dataset
 from janus_shards.storage.base import StorageOptions
 from janus_shards.torch.collate import Tensors
+from janus_shards.torch.passes import PassCounter
 from janus_shards.world import World
-
-# DataLoader numbers its workers from 0; nobody starts more on one machine.
-_MAX_WORKERS = 1024
 
 
 class TorchIterable(IterableDataset[Batch]):
@@ -69,10 +68,7 @@ class TorchIterable(IterableDataset[Batch]):
             "storage_options": _portable(storage_options),
         }
         self._options = options or LoaderOptions()
-        # In shared memory, so that workers that already run see it: [0] the epoch of the next first pass, [1 + w]
-        # passes of worker w.
-        self._passes = torch.zeros(1 + _MAX_WORKERS, dtype=torch.int64)
-        self._passes.share_memory_()  # type: ignore[no-untyped-call]
+        self._passes = PassCounter()
         self._opened: tuple[tuple[int, int, int], Loader] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,8 +76,9 @@ class TorchIterable(IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass epoch ``epoch``, in this process and in workers that already run."""
-        self._passes[1:] = 0
-        self._passes[0] = epoch
+        if epoch < 0:
+            raise ConfigError(f"set_epoch({epoch}): epochs are counted from 0")
+        self._passes.set_next(epoch)
 
     def __len__(self) -> int:
         """Batches of this rank in a whole epoch."""
@@ -89,10 +86,13 @@ class TorchIterable(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
-        number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        epoch = int(self._passes[0] + self._passes[1 + number])
-        self._passes[1 + number] += 1
-        loader = self._open(count, number)
+        if worker is None:
+            return self._begin(1, 0, self._passes.begin())
+        epoch = self._passes.begin_in_worker(worker.id, worker.seed - worker.id)
+        return _WorkerPass(partial(self._begin, worker.num_workers, worker.id, epoch))
+
+    def _begin(self, num_workers: int, worker: int, epoch: int) -> Iterator[Batch]:
+        loader = self._open(num_workers, worker)
         loader.set_epoch(epoch)
         return iter(loader)
 
@@ -111,6 +111,26 @@ class TorchIterable(IterableDataset[Batch]):
             )
             self._opened = owner, loader
         return self._opened[1]
+
+
+class _WorkerPass:
+    """The batches of one worker in one pass, opened at the first one; errors take their context out of the worker."""
+
+    def __init__(self, begin: Callable[[], Iterator[Batch]]) -> None:
+        self._begin = begin
+        self._batches: Iterator[Batch] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            if self._batches is None:
+                self._batches = self._begin()
+            return next(self._batches)
+        except JanusShardsError as exc:
+            note_context(exc)
+            raise
 
 
 def _portable(options: Mapping[str, Any] | StorageOptions | None) -> StorageOptions:

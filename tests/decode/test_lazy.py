@@ -86,6 +86,19 @@ def test_sample_travels_to_other_processes_with_its_bytes() -> None:
     assert arrived["cls"] == 7
 
 
+def test_a_field_that_cannot_be_read_travels_as_its_error() -> None:
+    """A worker can send a sample whatever its bytes are like; the error is raised where the field is used."""
+
+    def fail(field: str) -> bytes:
+        raise TransientError("gave up after 6 attempts", shard="a.tar")
+
+    arrived = pickle.loads(pickle.dumps(Sample("k", 0, fail, ["txt"])))
+    assert list(arrived) == ["txt"]
+    with pytest.raises(TransientError, match="gave up after 6 attempts") as caught:
+        arrived["txt"]
+    assert caught.value.shard == "a.tar"
+
+
 def test_decoders_of_the_caller_are_used() -> None:
     """A sample decodes with the decoders it was opened with."""
     assert Sample("a", 0, lambda field: b"ab", ["txt"], {"txt": len})["txt"] == 2
