@@ -1,12 +1,15 @@
 """The SSD tier: entries in one folder, shared by the processes of a node; every trouble with it is a miss."""
 
+import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from janus_shards.cache.base import CacheOptions, EntryKey, Pieces
+from janus_shards.cache.decoded import DecodedEntry
 from janus_shards.cache.locks import FileLocks, RangeLocks
 from janus_shards.cache.policy import in_share
 from janus_shards.cache.raw import RawEntry, find_raw, store_raw
@@ -44,7 +47,19 @@ class DiskCache:
         self._dataset = dataset
         self._shares = shares or Shares()
         self._shelf = Shelf(options, dataset=dataset, locks=locks or FileLocks())
+        self._reset()
+        _living.add(self)
+
+    def _reset(self) -> None:
         self._flights = _Flights()
+        self._lock = threading.Lock()
+        # Decoded entries in use, with the number of their users.
+        self._blocks: dict[EntryKey, tuple[DecodedEntry, int]] = {}
+
+    def after_fork(self) -> None:
+        """In a forked child: begin anew, without the parent's part in the budget and without its locks."""
+        self._shelf.after_fork()
+        self._reset()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.options, self._dataset, self._shares)
@@ -95,12 +110,47 @@ class DiskCache:
         """
         return store_raw(self._shelf, key, pieces) if in_share(key.digest, self._shares.raw) else None
 
+    def decoded(self, key: EntryKey, *, record_bytes: int, num_rows: int | None = None) -> DecodedEntry:
+        """The decoded rows of a block: those that are here, and room for the others as far as the budget goes.
+
+        Args:
+            key: Names them.
+            record_bytes: Length of a record: all outputs of a row together.
+            num_rows: Rows of the block; those between ``row_start`` and ``row_stop`` when not given.
+
+        Returns:
+            What is shared by all who have the block open; to be released once by each of them.
+        """
+        with self._lock:
+            entry, users = self._blocks.get(key, (None, 0))
+            if entry is None:
+                entry = DecodedEntry(
+                    self._shelf,
+                    key,
+                    num_rows=key.row_stop - key.row_start if num_rows is None else num_rows,
+                    record_bytes=record_bytes,
+                    share=self._shares.decoded,
+                    on_release=self._release,
+                )
+                entry.open()
+            self._blocks[key] = entry, users + 1
+        return entry
+
+    def _release(self, entry: DecodedEntry) -> None:
+        with self._lock:
+            _, users = self._blocks.get(entry.key, (None, 0))
+            if users > 1:
+                self._blocks[entry.key] = entry, users - 1
+                return
+            self._blocks.pop(entry.key, None)
+        entry.close()
+
     def stats(self) -> dict[str, int]:
-        """What this process did: hits and misses by kind, entries admitted, refused, evicted and damaged; and the bytes
-        that all entries of the folder take.
+        """What this process did: raw hits and misses, entries admitted, refused, evicted and damaged; and the bytes of
+        all entries of the folder.
         """
         counts = self._shelf.counts()
-        names = ("raw_hits", "raw_misses", "row_hits", "row_misses", "admitted", "refused", "damaged")
+        names = ("raw_hits", "raw_misses", "admitted", "refused", "damaged")
         opened = self._shelf.open()
         budget = opened.budget if opened is not None else None
         return {name: counts[name] for name in names} | {
@@ -161,3 +211,13 @@ class _Flights:
 
 # Close enough for deciding what to fetch; what is stored is counted to the byte.
 _HEADER_BYTES = 4096
+
+_living: "weakref.WeakSet[DiskCache]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for cache in list(_living):
+        cache.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

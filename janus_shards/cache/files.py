@@ -1,5 +1,6 @@
 """Open files of entries: a bounded number at a time, opened again where that was not enough."""
 
+import errno
 import os
 import resource
 from collections import OrderedDict
@@ -152,7 +153,7 @@ def _write_rest(fd: int, data: bytes, start: int, count: int) -> None:
     while count < len(view):
         written = os.pwrite(fd, view[count:], start + count)
         if not written:
-            raise OSError("nothing was written")
+            raise OSError(errno.ENOSPC, "nothing was written")
         count += written
 
 

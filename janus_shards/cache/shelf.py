@@ -63,7 +63,6 @@ class Shelf:
         # Whether entries may be looked for, and whether they may be stored, for good and in this epoch.
         self._reads = self._writes = True
         self._reset()
-        _living.add(self)
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
@@ -297,14 +296,3 @@ def _allocate(fd: int, size: int) -> None:
         os.posix_fallocate(fd, 0, size)
     else:
         os.ftruncate(fd, size)
-
-
-_living: "weakref.WeakSet[Shelf]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for shelf in list(_living):
-        shelf.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
