@@ -15,6 +15,8 @@ _T = TypeVar("_T")
 
 #: Temporary objects of ours start with this; they are never listed, and ``abort_stale_uploads`` removes them.
 TEMP_PREFIX = ".janus-tmp-"
+#: And they end with this, so that no pattern such as ``*.tar`` takes a half-written shard for one.
+TEMP_SUFFIX = ".part"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from janus_shards.errors import (
     TransientError,
 )
 from janus_shards.sample import RawBytes
-from janus_shards.storage.base import TEMP_PREFIX, ObjectMeta, StorageOptions, Upload
+from janus_shards.storage.base import TEMP_PREFIX, TEMP_SUFFIX, ObjectMeta, StorageOptions, Upload
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -284,7 +284,7 @@ class _S3Upload(_BridgeUpload):
 class _RenamedUpload(_BridgeUpload):
     def _open(self) -> Any:
         folder, _, base = self._path.rpartition("/")
-        self._temp = f"{folder}/{TEMP_PREFIX}{os.urandom(4).hex()}-{base}"
+        self._temp = f"{folder}/{TEMP_PREFIX}{os.urandom(4).hex()}-{base}{TEMP_SUFFIX}"
         return self._fs.open(self._temp, "wb")
 
     def _publish(self) -> None:

@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 
 from janus_shards.errors import StorageError
 from janus_shards.sample import RawBytes
-from janus_shards.storage.base import TEMP_PREFIX, ObjectMeta, Upload
+from janus_shards.storage.base import TEMP_PREFIX, TEMP_SUFFIX, ObjectMeta, Upload
 from janus_shards.storage.local_errors import file_etag, translated
 
-# A name of 255 bytes is the limit of most file systems; the temporary name has 20 more than what it keeps of the final
+# A name of 255 bytes is the limit of most file systems; the temporary name has 25 more than what it keeps of the final
 # one.
 _TEMP_KEEPS_BYTES = 200
 
@@ -31,7 +31,7 @@ class LocalUpload(Upload):
         self._on_publish = on_publish
         folder, base = os.path.split(path)
         kept = os.fsdecode(os.fsencode(base)[:_TEMP_KEEPS_BYTES])
-        self._temp = os.path.join(folder, f"{TEMP_PREFIX}{os.urandom(4).hex()}-{kept}")
+        self._temp = os.path.join(folder, f"{TEMP_PREFIX}{os.urandom(4).hex()}-{kept}{TEMP_SUFFIX}")
         self._fd = os.open(self._temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         # Where locks are missing, a stale upload cannot be told from a living one; nothing else depends on them.
         with suppress(OSError):
