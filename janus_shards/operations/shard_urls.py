@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from urllib.parse import unquote
@@ -32,9 +33,30 @@ def find_shards(patterns: str | Sequence[str], options: StorageOptions) -> Shard
     """The tars that brace patterns, globs, folders and single URLs stand for.
 
     Raises:
-        ConfigError: A pattern matches nothing, a tar is named twice, or the tars share no root.
+        ConfigError: A pattern matches nothing (``empty_dataset``), a tar is named twice, or the tars share no root.
     """
-    return common_root([url for found in expand_urls(patterns, options) for url in _inside(found, options)])
+    found = common_root([url for found in expand_urls(patterns, options) for url in _inside(found, options)])
+    given = [patterns] if isinstance(patterns, str) else patterns
+    if any("{" in pattern for pattern in given) and not found.root.startswith(_WEB):
+        _check_some_exist(found, given, options)
+    return found
+
+
+def _check_some_exist(found: ShardSet, patterns: Sequence[str], options: StorageOptions) -> None:
+    """Refuse names counted by braces of which none exists, before anything that is there is replaced."""
+    storage = open_storage(found.root, options)
+    with suppress(ObjectNotFoundError):
+        storage.head(found.names[0])
+        return
+    names = set(found.names)
+    with suppress(ObjectNotFoundError):
+        shared = os.path.commonprefix(found.names)  # noqa: RUF071  listings take any start of a name
+        if any(meta.name in names for meta in storage.list(shared)):
+            return
+    raise ConfigError(
+        f"{', '.join(patterns)} matches nothing: there is none of the {len(names)} shards under {storage.url}",
+        kind="empty_dataset",
+    )
 
 
 def _inside(url: str, options: StorageOptions) -> Iterator[str]:
