@@ -5,6 +5,7 @@ The public faces; everything else is reached through them. Importing this loads 
 
 from typing import TYPE_CHECKING, Any
 
+from janus_shards.cache.base import CacheOptions
 from janus_shards.decode.image import ImageTransform
 from janus_shards.decode.lazy import Sample
 from janus_shards.decode.transform import FieldTransform, SampleTransform, TensorSpec
@@ -46,6 +47,7 @@ __all__ = [
     "AccessDeniedError",
     "BadSamples",
     "Batch",
+    "CacheOptions",
     "ConfigError",
     "Dataset",
     "DecodeError",

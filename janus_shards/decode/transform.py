@@ -25,6 +25,11 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
 
 @runtime_checkable
 class FieldTransform(Protocol):

@@ -37,7 +37,7 @@ class SlabLayout:
         arrays, end = {}, 0
         for name, spec in specs.items():
             arrays[name] = (end, spec)
-            size = num_rows * int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
+            size = num_rows * spec.row_bytes
             end += size + -size % _ALIGNMENT
         return cls(arrays, end, num_rows)
 
@@ -46,7 +46,7 @@ class SlabLayout:
         views: dict[str, NDArray[np.generic]] = {}
         for name, (start, spec) in self.arrays.items():
             shape = (self.num_rows, *spec.shape)
-            size = int(np.prod(shape, dtype=np.int64)) * spec.dtype.itemsize
+            size = self.num_rows * spec.row_bytes
             views[name] = slab[start : start + size].view(spec.dtype).reshape(shape)
         return views
 

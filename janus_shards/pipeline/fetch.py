@@ -5,6 +5,7 @@ block, long before their turn. Rows of the first batches are read singly, so tha
 whole blocks of every lane.
 """
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +16,18 @@ from numpy.typing import NDArray
 
 from janus_shards.catalog import Catalog
 from janus_shards.errors import JanusShardsError, StorageError
+from janus_shards.pipeline.caching import RawBlocks
+from janus_shards.pipeline.groups import FetchBlock, FetchRows, Group, StoredSpans
 from janus_shards.pipeline.plan import BatchPlan, Stretch
 from janus_shards.pipeline.prefetch import WorkerPool
 from janus_shards.pipeline.stats import StoreCounters
 from janus_shards.sample import RawBytes
-from janus_shards.storage.ranges import plan_ranges
 
-# One request more costs about 20 ms on an object store; at 50 MB/s and 16 requests at once that is 64 KiB of gap.
-_MAX_GAP_BYTES = 64 << 10
-_MAX_WASTE = 1.0
-# Tar headers, padding and a caption between two wanted fields cost less to fetch than to leave out.
-_FREE_GAP_BYTES = 4 << 10
 # Requests in flight. One stream of an object store brings 50 to 100 MB/s; 16 fill a 10 Gbit/s link.
 NUM_FETCH_THREADS = 16
+
+#: Says of a block, a field and a sample id whether its bytes are not needed.
+BlockSkip = Callable[[int, str, int], bool]
 
 
 class RowSource(Protocol):
@@ -39,8 +39,8 @@ class RowSource(Protocol):
     def read(self, plan: BatchPlan, row: int, field: str) -> RawBytes:
         """Exactly the stored bytes; blocks until they are here. Called from several threads."""
 
-    def finish(self, plan: BatchPlan) -> None:
-        """All rows of the batch were read; their bytes may be dropped."""
+    def finish(self, plan: BatchPlan) -> int:
+        """All rows of the batch were read; their bytes may be dropped. Returns how many came from the cache."""
 
     def plans(self, stretches: Iterator[Stretch], is_ours: Callable[[int], bool]) -> Iterator[BatchPlan]:
         """Plans of the steps for which ``is_ours`` holds, in order; fetching for those behind may have begun."""
@@ -58,6 +58,7 @@ class DirectSource:
         self._counters = counters
         # Half a microsecond a read, which is worth it where a read is all there is to do.
         self._readers: dict[int, Callable[[int, int], RawBytes]] = {}
+        self._sizes: deque[int] = deque()
 
     def wait(self, plan: BatchPlan, rows: range) -> None:
         """See ``RowSource``."""
@@ -70,18 +71,18 @@ class DirectSource:
         read = self._readers.get(shard)
         if read is None:
             read = self._readers[shard] = self._catalog.reader(shard)
-        return read(start, start + place.sizes[row])
+        size = place.sizes[row]
+        self._sizes.append(size)
+        return read(start, start + size)
 
-    def finish(self, plan: BatchPlan) -> None:
+    def finish(self, plan: BatchPlan) -> int:
         """See ``RowSource``."""
-        # Counted by batch, since a lock for each row would cost more than it tells.
-        sizes = [
-            size
-            for place in plan.fields.values()
-            for size, inline in zip(place.sizes, place.inline, strict=True)
-            if size > 0 and inline is None
-        ]
-        self._counters.add(len(sizes), sum(sizes))
+        # Counted by batch, since a lock for each read would cost more than it tells.
+        count = num_bytes = 0
+        while self._sizes:
+            count, num_bytes = count + 1, num_bytes + self._sizes.popleft()
+        self._counters.add(count, num_bytes)
+        return 0
 
     def plans(self, stretches: Iterator[Stretch], is_ours: Callable[[int], bool]) -> Iterator[BatchPlan]:
         """See ``RowSource``."""
@@ -90,39 +91,6 @@ class DirectSource:
 
     def close(self) -> None:
         """See ``RowSource``."""
-
-
-class _Group:
-    """Rows of one shard whose fields are fetched together.
-
-    Attributes:
-        ready: Set once the bytes are here or the fetch has failed.
-        num_bytes: What the group holds in memory.
-        unasked: Rows that no batch has asked for yet.
-        asked: Times that a batch asked for a row and has not finished with it.
-    """
-
-    __slots__ = ("asked", "bodies", "error", "ids", "num_bytes", "places", "ready", "unasked")
-
-    def __init__(self, ids: list[int]) -> None:
-        self.ids = ids
-        self.ready = threading.Event()
-        self.error: BaseException | None = None
-        self.places: dict[tuple[int, str], tuple[int, int, int]] = {}
-        self.bodies: list[memoryview] = []
-        self.unasked = set(ids)
-        self.asked = 0
-        self.num_bytes = 0
-
-    def fail(self, error: BaseException) -> None:
-        """Wake those who wait for the bytes, with an error unless the bytes are here."""
-        if not self.ready.is_set():
-            self.error = error
-            self.ready.set()
-
-    def take(self, sample_id: int, field: str) -> memoryview:
-        body, start, size = self.places[sample_id, field]
-        return self.bodies[body][start : start + size]
 
 
 class BlockSource:
@@ -135,6 +103,8 @@ class BlockSource:
         limit_bytes: Blocks held at once; when they would exceed it, rows are fetched singly.
         num_ahead: Batches whose bytes are asked for before their turn.
         num_single: Batches at the start whose rows are fetched singly.
+        skip: Says of a block, a field and a sample id that its bytes are not needed: the decoded row is cached.
+        raw: The cache of stored bytes.
     """
 
     def __init__(
@@ -146,9 +116,13 @@ class BlockSource:
         limit_bytes: int,
         num_ahead: int,
         num_single: int,
+        skip: BlockSkip | None = None,
+        raw: RawBlocks | None = None,
     ) -> None:
         self._catalog = catalog
         self._fields = fields
+        self._skip = skip
+        self._raw = raw
         self._pool = WorkerPool(NUM_FETCH_THREADS, name="fetch")
         self._counters = counters
         self._limit_bytes = limit_bytes
@@ -158,7 +132,7 @@ class BlockSource:
         self._closed = False
         self._lock = threading.Lock()
         self._held_bytes = 0
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, Group] = {}
 
     def wait(self, plan: BatchPlan, rows: range) -> None:
         """See ``RowSource``."""
@@ -168,22 +142,28 @@ class BlockSource:
     def read(self, plan: BatchPlan, row: int, field: str) -> RawBytes:
         """See ``RowSource``."""
         sample_id = int(plan.sample_ids[row])
-        group = self._groups[sample_id]
-        group.ready.wait()
-        if group.error is not None:
-            raise group.error
-        return group.take(sample_id, field)
+        data = self._groups[sample_id].take(sample_id, field)
+        if data is None:
+            # It was not fetched because a decoded row made it unnecessary, but that row is gone or damaged.
+            place = plan.fields[field]
+            start, stop = place.offsets[row], place.offsets[row] + place.sizes[row]
+            data = self._catalog.read(plan.shards[row], start, stop)
+            self._counters.add(1, stop - start)
+        return data
 
-    def finish(self, plan: BatchPlan) -> None:
+    def finish(self, plan: BatchPlan) -> int:
         """See ``RowSource``."""
+        cached = 0
         with self._lock:
             for sample_id in plan.sample_ids.tolist():
                 group = self._groups[sample_id]
+                cached += group.was_cached
                 group.asked -= 1
                 if not group.asked and not group.unasked:
                     self._held_bytes -= group.num_bytes
                     for key in group.ids:
                         del self._groups[key]
+        return cached
 
     def plans(self, stretches: Iterator[Stretch], is_ours: Callable[[int], bool]) -> Iterator[BatchPlan]:
         """See ``RowSource``."""
@@ -236,7 +216,8 @@ class BlockSource:
         for row, sample_id in enumerate(plan.sample_ids.tolist()):
             # A row may be asked for again while it is held: the repeats of a padded last step.
             if not self._ask(sample_id):
-                self._start(self._rows_with(sample_id, plan, row, single), plan.shards[row])
+                rows = self._rows_with(sample_id, plan, row, single)
+                self._start(rows, plan.shards[row], plan.blocks[row], single=single)
                 self._ask(sample_id)
 
     def _ask(self, sample_id: int) -> bool:
@@ -258,69 +239,42 @@ class BlockSource:
             others = [other for other in dict.fromkeys(rows) if other != sample_id and other not in self._groups]
         return np.array([sample_id, *others], dtype=np.int64)
 
-    def _start(self, ids: NDArray[np.int64], shard: int) -> None:
-        group, ranges = self._group(ids, shard)
-        if len(ids) > 1 and self._held_bytes + group.num_bytes > self._limit_bytes:
-            ids = ids[:1]
-            group, ranges = self._group(ids, shard)
+    def _start(self, ids: NDArray[np.int64], shard: int, block: int, *, single: bool) -> None:
+        group, spans = self._group(ids, shard, block)
+        if len(ids) > 1 and not self._may_hold(group):
+            group, spans = self._group(ids[:1], shard, block)
         with self._lock:
             self._held_bytes += group.num_bytes
-            for sample_id in ids.tolist():
+            for sample_id in group.ids:
                 self._groups[sample_id] = group
-        if ranges:
-            self._submit(_Fetch(self._catalog, shard, ranges, group, self._counters))
+        if spans.owners:
+            self._submit(self._task(group, spans, block, may_store=not single))
         else:
             group.ready.set()
 
-    def _group(self, ids: NDArray[np.int64], shard: int) -> tuple[_Group, list[tuple[int, int]]]:
-        """An empty group for these rows, and the ranges that fill it."""
-        index = self._catalog.index(shard)
-        rows = ids - self._catalog.row_starts[shard]
-        names, owners, starts, stops = [], [], [], []
-        for field in self._fields:
-            spans = index.spans(field, rows)
-            inline = index.inline_many(field, rows)
-            stored = [place for place, data in enumerate(inline) if data is None and spans.sizes[place] > 0]
-            names += [field] * len(stored)
-            owners += ids[stored].tolist()
-            starts += spans.offsets[stored].tolist()
-            stops += (spans.offsets[stored] + spans.sizes[stored]).tolist()
-        plan = plan_ranges(
-            np.array(starts, np.int64),
-            np.array(stops, np.int64),
-            max_gap=_MAX_GAP_BYTES,
-            max_waste=_MAX_WASTE,
-            free_gap=_FREE_GAP_BYTES,
+    def _may_hold(self, group: Group) -> bool:
+        return self._held_bytes + group.num_bytes <= self._limit_bytes
+
+    def _group(self, ids: NDArray[np.int64], shard: int, block: int) -> tuple[Group, StoredSpans]:
+        """An empty group for these rows, and the spans that fill it."""
+        skip = None if self._skip is None else functools.partial(self._skip, block)
+        spans = StoredSpans.of(self._catalog, shard, ids, self._fields, skip)
+        return Group(ids.tolist(), spans.num_bytes), spans
+
+    def _task(self, group: Group, spans: StoredSpans, block: int, *, may_store: bool) -> FetchRows:
+        if self._raw is None:
+            return FetchRows(group, spans, self._catalog, self._counters)
+        found = self._raw.blocks[block]
+        return FetchBlock(
+            group,
+            spans,
+            self._catalog,
+            self._counters,
+            disk=self._raw.disk,
+            key=self._raw.blocks.key(found, fields=self._fields),
+            whole=StoredSpans.of(self._catalog, spans.shard, found.ids, self._fields),
+            may_store=may_store,
         )
-        group = _Group(ids.tolist())
-        for name, owner, start, stop, body in zip(names, owners, starts, stops, plan.range_of.tolist(), strict=True):
-            group.places[owner, name] = (body, start - int(plan.starts[body]), stop - start)
-        ranges = list(zip(plan.starts.tolist(), plan.stops.tolist(), strict=True))
-        group.num_bytes = sum(stop - start for start, stop in ranges)
-        return group, ranges
-
-
-class _Fetch:
-    """The task that fills a group."""
-
-    def __init__(
-        self, catalog: Catalog, shard: int, ranges: list[tuple[int, int]], group: _Group, counters: StoreCounters
-    ) -> None:
-        self._catalog = catalog
-        self._shard = shard
-        self._ranges = ranges
-        self._group = group
-        self._counters = counters
-
-    def __call__(self) -> None:
-        group = self._group
-        try:
-            for start, stop in self._ranges:
-                group.bodies.append(memoryview(self._catalog.read(self._shard, start, stop)))
-                self._counters.add(1, stop - start)
-        except BaseException as exc:  # noqa: BLE001  thread border: the worker that needs the bytes raises it
-            group.fail(exc)
-        group.ready.set()
 
 
 def _closed() -> StorageError:
@@ -352,10 +306,19 @@ def open_source(
     limit_bytes: int,
     num_ahead: int,
     num_single: int,
+    skip: BlockSkip | None = None,
+    raw: RawBlocks | None = None,
 ) -> RowSource:
     """The source that suits the storage of a data set; see ``BlockSource`` for the arguments."""
     if catalog.storage.is_local:
         return DirectSource(catalog, fields, counters)
     return BlockSource(
-        catalog, fields, counters=counters, limit_bytes=limit_bytes, num_ahead=num_ahead, num_single=num_single
+        catalog,
+        fields,
+        counters=counters,
+        limit_bytes=limit_bytes,
+        num_ahead=num_ahead,
+        num_single=num_single,
+        skip=skip,
+        raw=raw,
     )

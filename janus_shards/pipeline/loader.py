@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from janus_shards.cache.base import CacheOptions
 from janus_shards.errors import ConfigError
 from janus_shards.order.cursor import Cursor, choose_generation
 from janus_shards.order.epoch import EpochOrder, Order, OrderOptions, open_order
@@ -18,7 +19,8 @@ from janus_shards.order.serving import global_batch, num_steps, rank_slots
 from janus_shards.pipeline.bad_samples import BadSampleLog
 from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.buffers import SlabLayout, SlabRing, keep_freed_memory
-from janus_shards.pipeline.fetch import open_source
+from janus_shards.pipeline.caching import Blocks, DecodedBlocks, LoaderCache, RawBlocks
+from janus_shards.pipeline.fetch import RowSource, open_source
 from janus_shards.pipeline.options import LoaderOptions
 from janus_shards.pipeline.plan import BatchPlan, Stretch
 from janus_shards.pipeline.prefetch import Prefetcher
@@ -32,6 +34,8 @@ from janus_shards.world import World
 # Positions that are laid out together, at least and at most.
 _STRETCH_ROWS = 4096
 _MAX_STRETCH_ROWS = 1 << 20
+# Decoded entries kept open beyond those that windows need.
+_SPARE_ENTRIES = 64
 # Batches whose bytes are asked for before a remote store is needed for them: about a second of training.
 _FETCH_AHEAD = 16
 # Rows of a task: small enough that the threads of a rank finish a batch together, large enough to pay for handing it
@@ -79,8 +83,9 @@ class Loader:
     does dropping the loader.
     """
 
-    def __init__(self, dataset: Dataset, order: Order, serving: Serving) -> None:
+    def __init__(self, dataset: Dataset, order: Order, serving: Serving, cache: LoaderCache | None = None) -> None:
         self.dataset = dataset
+        self._cache = cache
         self._order = order
         # An epoch that began on a shorter prefix of the data set, before an append, is finished in that prefix's order.
         self._prefix: tuple[int, Order, int] | None = None
@@ -179,10 +184,13 @@ class Loader:
         self._prefix = (saved.epoch, old, saved.num_shards) if old is not None and chosen == "prefix" else None
         self._epoch, self._position, self._goes_on = saved.epoch, saved.position, True
 
-    def stats(self) -> dict[str, object]:
+    def stats(self) -> dict[str, Any]:
         """Counters of the current epoch: samples, rates, store requests and bytes, and where waiting time went."""
         bad = {"skipped": self._bad_log.num_skipped, "substituted": self._bad_log.num_substituted}
-        return {**self._stats.snapshot(), "bad": bad}
+        found = self._stats.snapshot()
+        if self._cache is not None:
+            found["cache"] = {**found["cache"], **self._cache.stats()}
+        return {**found, "bad": bad}
 
     def close(self) -> None:
         """End all threads of a running pass; the loader can be iterated again."""
@@ -222,6 +230,7 @@ class Loader:
         if not options.decode:
             keep_freed_memory()
         memory_bytes = options.memory_limit(serving.world)
+        decoded, raw = self._open_caches(order, epoch)
         source = open_source(
             self.dataset.catalog,
             serving.fields,
@@ -229,11 +238,14 @@ class Loader:
             limit_bytes=memory_bytes // 2,
             num_ahead=_FETCH_AHEAD,
             num_single=options.prefetch,
+            skip=None if decoded is None else functools.partial(_is_cached, decoded, set(serving.recipe.record_fields)),
+            raw=raw,
         )
         num_threads = options.num_threads(serving.world)
         shop = Workshop(
             catalog=self.dataset.catalog,
             source=source,
+            decoded=decoded,
             recipe=serving.recipe,
             fields=serving.fields,
             layout=self._layout,
@@ -254,8 +266,17 @@ class Loader:
             num_threads=num_threads,
             depth=options.prefetch,
             limit_bytes=memory_bytes // 2,
-            on_close=source.close,
+            on_close=functools.partial(_close, source, decoded),
         )
+
+    def _open_caches(self, order: Order, epoch: EpochOrder) -> tuple[DecodedBlocks | None, RawBlocks | None]:
+        if self._cache is None:
+            return None, None
+        self._cache.begin_epoch(self._epoch, whole=self._position == 0)
+        blocks = Blocks(self.dataset.catalog, order, epoch)
+        # A lane has a block open in at most two neighbouring windows.
+        max_open = 2 * order.num_lanes * order.options.window + _SPARE_ENTRIES
+        return self._cache.decoded(blocks, max_open=max_open), self._cache.raw(blocks)
 
     def _deliver(self, work: BatchWork, start: int) -> Batch:
         batch = work.finish()
@@ -291,7 +312,7 @@ class _EpochIterator:
             # Also on Ctrl-C: whatever ends the pass ends its threads.
             self.close()
             raise
-        stats.delivered(len(batch), work.times)
+        stats.delivered(len(batch), work.times, num_cached=work.num_cached)
         return batch
 
     def close(self) -> None:
@@ -315,6 +336,17 @@ def _stretches(order: Order, epoch: EpochOrder, position: int, serving: Serving)
             return
         yield Stretch(served, done)
         done += served.num_steps
+
+
+def _is_cached(decoded: DecodedBlocks, fields: set[str], block: int, field: str, sample_id: int) -> bool:
+    """Whether a field is not needed because the decoded row is there."""
+    return field in fields and decoded.has(block, sample_id)
+
+
+def _close(source: RowSource, decoded: DecodedBlocks | None) -> None:
+    source.close()
+    if decoded is not None:
+        decoded.close()
 
 
 def _rows_per_task(serving: Serving, num_threads: int) -> int:
@@ -357,6 +389,7 @@ def build_loader(
     transform: object,
     shuffle: Literal["full"] | bool | None,
     seed: int,
+    cache: str | CacheOptions | None = None,
     world: World,
     options: LoaderOptions,
     storage_options: Mapping[str, Any] | StorageOptions | None,
@@ -389,7 +422,22 @@ def build_loader(
     order = _open_order(dataset, order_options)
     # Refuses an epoch without a single step now, not at the first batch.
     num_steps(order.num_samples, batch=serving.batch, tail=options.tail)
-    return Loader(dataset, order, serving)
+    return Loader(dataset, order, serving, _open_cache(cache, dataset, order, serving))
+
+
+def _open_cache(
+    cache: str | CacheOptions | None, dataset: Dataset, order: Order, serving: Serving
+) -> LoaderCache | None:
+    if cache is None:
+        return None
+    world = serving.world
+    return LoaderCache(
+        cache if isinstance(cache, CacheOptions) else CacheOptions(directory=cache),
+        dataset.catalog,
+        num_samples=order.num_samples * min(world.local_world_size, world.world_size) // world.world_size,
+        fields=serving.fields,
+        recipe=serving.recipe,
+    )
 
 
 def _checked_fields(dataset: Dataset, fields: Sequence[str] | None) -> tuple[str, ...]:

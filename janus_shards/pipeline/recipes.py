@@ -4,7 +4,9 @@ A recipe says which arrays a batch has and fills one row at a time, from any wor
 ``SampleTransform``, or a plain callable.
 """
 
+import hashlib
 import inspect
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,28 +58,44 @@ class FieldRecipe(_RowByRow):
         self.lists: Sequence[str] = [name for name in plain if name not in self._integers]
         shapes = {name: _spec(name, transform.shape, transform.dtype) for name, transform, _ in self._transforms}
         self.specs: Mapping[str, TensorSpec] = shapes | dict.fromkeys(self._integers, _INTEGER)
+        self.record: Sequence[str] = [name for name, _, _ in self._transforms]
+        self.record_fields: Sequence[str] = self.record
+        self.fingerprint = _joined({name: transform.fingerprint for name, transform, _ in self._transforms})
         self._decode = decode
         self._decoders = decoders
 
     def fill(self, work: BatchWork, row: int) -> None:
         """See ``Recipe``."""
-        for name, transform, augment in self._transforms:
-            data = work.raw(row, name)
-            out = work.arrays[name][row, ...]
-            if data is None:
-                out[...] = 0
-                continue
-            try:
-                with _Named(work, row):
-                    transform.apply(data, out)
-                    if augment is not None:
-                        augment.augment(out, work.rng(row))
-            except SampleError as exc:
-                raise work.located(exc, row, name) from exc
+        if self._transforms:
+            self._fill_record(work, row)
         for name in self._integers:
             self._set_integer(work, row, name)
         for name in self.lists:
             work.lists[name][row] = self._value(work, row, name)
+
+    def _fill_record(self, work: BatchWork, row: int) -> None:
+        if not work.restore(row):
+            made = [self._apply(work, row, name, transform) for name, transform, _ in self._transforms]
+            if all(made):
+                work.keep(row)
+        for name, _, augment in self._transforms:
+            if augment is not None:
+                with _Named(work, row):
+                    augment.augment(work.arrays[name][row, ...], work.rng(row))
+
+    def _apply(self, work: BatchWork, row: int, name: str, transform: FieldTransform) -> bool:
+        """Write one array row; False, and zeros, when the field is missing."""
+        data = work.raw(row, name)
+        out = work.arrays[name][row, ...]
+        if data is None:
+            out[...] = 0
+            return False
+        try:
+            with _Named(work, row):
+                transform.apply(data, out)
+        except SampleError as exc:
+            raise work.located(exc, row, name) from exc
+        return True
 
     def _set_integer(self, work: BatchWork, row: int, name: str) -> None:
         value = self._value(work, row, name) or 0
@@ -114,6 +132,9 @@ class StoredRecipe:
     """Every field as it is stored."""
 
     specs: Mapping[str, TensorSpec] = {}
+    record: Sequence[str] = ()
+    record_fields: Sequence[str] = ()
+    fingerprint = ""
 
     def __init__(self, fields: Sequence[str]) -> None:
         self.lists = fields
@@ -150,19 +171,25 @@ class SampleRecipe(_RowByRow):
 
     lists: Sequence[str] = ()
 
-    def __init__(self, transform: SampleTransform, decoders: Mapping[str, Decoder]) -> None:
+    def __init__(self, transform: SampleTransform, fields: Sequence[str], *, decoders: Mapping[str, Decoder]) -> None:
         self._transform = transform
         self._augment = _augment(transform)
         self._decoders = decoders
         self.specs: Mapping[str, TensorSpec] = {
             name: _spec(name, spec.shape, spec.dtype) for name, spec in transform.outputs.items()
         }
+        # What a decoder of the caller does is not part of any fingerprint.
+        self.record: Sequence[str] = () if decoders else tuple(self.specs)
+        self.record_fields: Sequence[str] = fields
+        self.fingerprint = _joined({"sample": transform.fingerprint})
 
     def fill(self, work: BatchWork, row: int) -> None:
         """See ``Recipe``."""
         out = {name: work.arrays[name][row, ...] for name in self.specs}
         with _Named(work, row):
-            self._transform.apply(work.sample(row, self._decoders), out)
+            if not work.restore(row):
+                self._transform.apply(work.sample(row, self._decoders), out)
+                work.keep(row)
             if self._augment is not None:
                 self._augment.augment(out, work.rng(row))
 
@@ -185,6 +212,9 @@ class CallableRecipe(_RowByRow):
 
     specs: Mapping[str, TensorSpec] = {}
     lists: Sequence[str] = ("",)
+    record: Sequence[str] = ()
+    record_fields: Sequence[str] = ()
+    fingerprint = ""
 
     def __init__(self, function: Callable[..., Any], decoders: Mapping[str, Decoder]) -> None:
         self._function = function
@@ -373,7 +403,7 @@ def make_recipe(transform: object, fields: Sequence[str], *, decode: bool, decod
                 )
         return FieldRecipe(fields, transform, decode=decode, decoders=decoders)
     if isinstance(transform, SampleTransform) and not isinstance(transform, type):
-        return SampleRecipe(transform, decoders)
+        return SampleRecipe(transform, fields, decoders=decoders)
     if callable(transform) and not isinstance(transform, SampleTransform | FieldTransform):
         _check_signature(transform)
         return CallableRecipe(transform, decoders)
@@ -381,6 +411,12 @@ def make_recipe(transform: object, fields: Sequence[str], *, decode: bool, decod
         "transform: expected a mapping from field to FieldTransform, a SampleTransform or a function, found "
         f"{_kind(transform)}"
     )
+
+
+def _joined(fingerprints: Mapping[str, str]) -> str:
+    """One fingerprint of several, by name; empty when there are none."""
+    text = json.dumps(dict(fingerprints), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32] if fingerprints else ""
 
 
 def _kind(value: object) -> str:

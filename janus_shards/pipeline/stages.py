@@ -6,6 +6,7 @@ What a row becomes is a recipe's business; see ``recipes``.
 import functools
 import random
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from janus_shards.order.seeds import Tag, derive
 from janus_shards.pipeline.bad_samples import BadSample, Policy
 from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.buffers import SlabLayout, SlabRing
+from janus_shards.pipeline.caching import DecodedBlocks
 from janus_shards.pipeline.fetch import RowSource
 from janus_shards.pipeline.plan import BatchPlan, plan_row
 from janus_shards.pipeline.stats import StageTimes
@@ -41,6 +43,7 @@ class Workshop:
     Attributes:
         catalog: The data set.
         source: Where stored bytes come from.
+        decoded: Cached rows after the deterministic part of the recipe, if they are cached.
         recipe: What a row becomes.
         fields: Requested fields, in the order asked.
         layout: Places of the arrays in a slab.
@@ -56,6 +59,7 @@ class Workshop:
 
     catalog: "Catalog"
     source: RowSource
+    decoded: DecodedBlocks | None
     recipe: "Recipe"
     fields: Sequence[str]
     layout: SlabLayout
@@ -75,10 +79,16 @@ class Recipe(Protocol):
     Attributes:
         specs: Arrays of a batch, by name.
         lists: Names of the values that stay lists.
+        record: Names of the arrays that a decoded row is made of, in order; empty when nothing can be cached.
+        record_fields: Fields that are not needed once the decoded row is there.
+        fingerprint: Changes whenever a record would have other values.
     """
 
     specs: Mapping[str, TensorSpec]
     lists: Sequence[str]
+    record: Sequence[str]
+    record_fields: Sequence[str]
+    fingerprint: str
 
     def fill(self, work: "BatchWork", row: int) -> None:
         """Write one row of the batch. Called from several threads, for different rows."""
@@ -101,6 +111,7 @@ class BatchWork:
         arrays: Arrays over one slab, ``[B, …]`` by name.
         lists: Values by name and row, for what has no fixed shape.
         present: Whether a row has a field, by field.
+        num_cached: Rows that came from a cache, once finished.
         bad: Bad samples that were skipped or substituted.
         times: Seconds of work by stage.
         tasks: Pieces of the work, for any thread.
@@ -125,6 +136,9 @@ class BatchWork:
         # Rows that stand in for bad ones, each as a plan of one row.
         self._substitutes: dict[int, BatchPlan] = {}
         self._skipped: set[int] = set()
+        # Rows that came from a cache; appended to by several threads.
+        self._restored: list[int] = []
+        self.num_cached = 0
 
     def _fill(self, start: int, stop: int) -> None:
         rows = range(start, stop)
@@ -169,11 +183,40 @@ class BatchWork:
             return True
         return False
 
+    def restore(self, row: int) -> bool:
+        """Fill the record of a row from the cache; False when it has to be made, and whatever it holds overwritten."""
+        decoded = self.shop.decoded
+        if decoded is None or row in self._substitutes:
+            return False
+        began = time.perf_counter()
+        found = decoded.read(self.plan.blocks[row], int(self.plan.sample_ids[row]), self._record(row))
+        self._moved_to_cache(began)
+        if found:
+            self._restored.append(row)
+        return found
+
+    def keep(self, row: int) -> None:
+        """Offer the record of a row, as it was made, to the cache."""
+        decoded = self.shop.decoded
+        if decoded is not None and row not in self._substitutes:
+            began = time.perf_counter()
+            decoded.write(self.plan.blocks[row], int(self.plan.sample_ids[row]), self._record(row))
+            self._moved_to_cache(began)
+
+    def _record(self, row: int) -> list[memoryview]:
+        return [self.arrays[name][row : row + 1].data for name in self.shop.recipe.record]
+
+    def _moved_to_cache(self, began: float) -> None:
+        """The time since then is counted for the cache instead of for decoding."""
+        seconds = time.perf_counter() - began
+        self.times.add("cache", seconds)
+        self.times.add("decode", -seconds)
+
     def finish(self) -> Batch:
         """The batch, once all tasks have run."""
         with self.times.measure("assemble"):
             fields = self.shop.recipe.finish(self)
-            self.shop.source.finish(self.plan)
+            self.num_cached = len(self._restored) + self.shop.source.finish(self.plan)
         # Tasks refer back to this object; left in place, the slab would wait for the cycle collector.
         self.tasks, self.arrays = (), {}
         self.bad.sort(key=lambda bad: bad.row)

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 Stage = Literal["plan", "request", "transfer", "cache", "decode", "assemble", "copy"]
 STAGES: tuple[Stage, ...] = ("plan", "request", "transfer", "cache", "decode", "assemble", "copy")
@@ -69,6 +69,7 @@ class LoaderStats:
         self._epoch = epoch
         self._samples = 0
         self._batches = 0
+        self._cached = 0
         self._started = self._last = time.perf_counter()
         self._first_batch_s: float | None = None
         self._waits: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
@@ -81,8 +82,14 @@ class LoaderStats:
         self._consumer_s += now - self._last
         self._last = now
 
-    def delivered(self, num_samples: int, work: StageTimes) -> None:
-        """The batch that was waited for is handed over; ``work`` is what it took."""
+    def delivered(self, num_samples: int, work: StageTimes, *, num_cached: int = 0) -> None:
+        """The batch that was waited for is handed over; ``work`` is what it took.
+
+        Args:
+            num_samples: Rows of the batch.
+            work: Seconds by stage.
+            num_cached: Rows that came from a cache.
+        """
         now = time.perf_counter()
         waited, self._last = now - self._last, now
         total = sum(work.seconds.values())
@@ -94,10 +101,11 @@ class LoaderStats:
             self._first_batch_s = now - self._started
         self._samples += num_samples
         self._batches += 1
+        self._cached += num_cached
         self._total_samples += num_samples
         self._total_batches += 1
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, Any]:
         """The counters of the epoch as plain numbers; seconds, bytes and samples a second."""
         wall_s = self._last - self._started
         requests, num_bytes = self._store_base
@@ -110,7 +118,12 @@ class LoaderStats:
             "samples_per_s": self._samples / wall_s if wall_s else 0.0,
             "total_samples": self._total_samples,
             "total_batches": self._total_batches,
-            "cache": {"hits": 0, "misses": 0, "hit_rate": 0.0, "bytes": 0},
+            "cache": {
+                "hits": self._cached,
+                "misses": self._samples - self._cached,
+                "hit_rate": self._cached / self._samples if self._samples else 0.0,
+                "bytes": 0,
+            },
             "store": {"requests": self.store.num_requests - requests, "bytes": self.store.num_bytes - num_bytes},
             "ledger": {
                 "wall_s": wall_s,

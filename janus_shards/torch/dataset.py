@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from janus_shards.cache.base import CacheOptions
 from janus_shards.errors import ConfigError, JanusShardsError, note_context
 from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.loader import Loader, build_loader
@@ -35,6 +36,7 @@ class TorchIterable(IterableDataset[Batch]):
         transform: As for ``open_loader``; must pickle when workers are spawned.
         shuffle: As for ``open_loader``.
         seed: As for ``open_loader``.
+        cache: As for ``open_loader``; the workers share its folder.
         world: Which data-parallel rank this is; from the launcher's environment when not given.
         options: Everything else; ``threads`` counts for each worker.
         storage_options: Endpoint, region and the like. Credentials given here do not travel to spawned workers: use the
@@ -51,6 +53,7 @@ class TorchIterable(IterableDataset[Batch]):
         transform: object = None,
         shuffle: Literal["full"] | bool | None = True,
         seed: int = 0,
+        cache: str | CacheOptions | None = None,
         world: World | None = None,
         options: LoaderOptions | None = None,
         storage_options: Mapping[str, Any] | StorageOptions | None = None,
@@ -64,6 +67,7 @@ class TorchIterable(IterableDataset[Batch]):
             "transform": transform,
             "shuffle": shuffle,
             "seed": seed,
+            "cache": cache,
             "world": World.from_env() if world is None else world,
             "storage_options": _portable(storage_options),
         }

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from janus_shards.cache.base import CacheOptions
 from janus_shards.errors import ConfigError
 from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.loader import Loader, build_loader
@@ -22,6 +23,7 @@ def open_loader(
     transform: object = None,
     shuffle: Literal["full"] | bool | None = True,
     seed: int = 0,
+    cache: str | CacheOptions | None = None,
     world: World | None = None,
     device: str | None = None,
     options: LoaderOptions | None = None,
@@ -40,6 +42,8 @@ def open_loader(
         shuffle: True shuffles blocks over lanes and rows inside blocks; ``"full"`` is one permutation of all rows;
             ``None`` or False is stored order.
         seed: Seed of the order and of the generators that transforms get.
+        cache: Folder on a local SSD, or ``CacheOptions``: fetched blocks, and with ``decoded=True`` rows after the
+            deterministic part of the transform, are kept there for later epochs and other processes of the node.
         world: Which data-parallel rank this is; from the launcher's environment when not given.
         device: ``"cuda"``, ``"cuda:1"``, … moves tensors there; ``None`` and ``"cpu"`` leave them in host memory.
             Without torch installed, ``None`` gives NumPy arrays.
@@ -64,6 +68,7 @@ def open_loader(
             transform=transform,
             shuffle=shuffle,
             seed=seed,
+            cache=cache,
             world=world,
             finish=_finisher(device),
             options=options or LoaderOptions(),
