@@ -8,12 +8,13 @@ removes what the dead one left unfinished.
 import errno
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from janus_shards.cache.base import CacheOptions, data_set_tag
 from janus_shards.cache.entry import Stamp
-from janus_shards.cache.folder import CacheFolder
+from janus_shards.cache.folder import CacheFolder, FolderFile
 from janus_shards.cache.locks import RangeLocks, wait_for
 from janus_shards.cache.policy import Consumer, Resident, eviction_order, lease_bytes
 from janus_shards.cache.usage import FILE_BYTES, NUM_SLOTS, Slot, Usage, encode_spent, spent_offset
@@ -61,6 +62,8 @@ class Budget:
         self._candidates: list[Resident] | None = None
         self._epoch = (0, 0)
         self._began = False
+        # When the epoch before this one began, and when this one did; at first, when the folder was opened.
+        self._starts_ns = (time.time_ns(), time.time_ns())
         self.evicted = 0
         # Says at once whether there are locks.
         locks.unlock(self.locks_fd, _USAGE_PLACE)
@@ -75,6 +78,8 @@ class Budget:
             usage.tick += 1
             slot.clock = slot.clock.next(epoch, tick=usage.tick, whole=whole)
             self._epoch = (epoch, usage.tick)
+            if not is_new:
+                self._starts_ns = (self._starts_ns[1], time.time_ns())
             self._began = True
             self._refused = self._candidates = None
 
@@ -164,8 +169,8 @@ class Budget:
                 leased = self._make_room(usage, needed)
             slot.leased += leased
             usage.total += leased
-            self._left += leased
-            return leased > 0
+        self._left += leased
+        return leased > 0
 
     def _settle(self, slot: Slot) -> None:
         slot.spent = self._spent
@@ -183,8 +188,9 @@ class Budget:
         """Evict until there is room, and how much may then be leased."""
         if self._candidates is None:
             # At most once an epoch, so that a full cache costs nothing at every block.
-            self._count(usage)
-            self._candidates = self._evictable(usage)[::-1]
+            files = list(self._folder.scan())
+            self._count(usage, files)
+            self._candidates = self._evictable(usage, files)[::-1]
         leased = self._room_for(usage, needed)
         while not leased and self._candidates:
             candidate = self._candidates.pop()
@@ -195,27 +201,28 @@ class Budget:
             leased = self._room_for(usage, needed)
         return leased
 
-    def _evictable(self, usage: Usage) -> list[Resident]:
+    def _evictable(self, usage: Usage, files: Iterable[FolderFile]) -> list[Resident]:
         consumers = [
             Consumer(slot.data_set, slot.clock.previous)
             for number, slot in enumerate(usage.slots)
             if slot.data_set and self._lives(number)
         ]
         residents = []
-        for file in self._folder.scan():
-            found = self._folder.peek(file.name) if file.slot is None else None
+        for file in files:
+            # What was written since this process's last epoch began is in use; most entries need not be opened for it.
+            found = self._folder.peek(file.name) if file.slot is None and file.touched_ns < self._starts_ns[0] else None
             if found is not None:
                 residents.append(Resident(file.name, file.num_bytes, found[1], file.touched_ns))
         return eviction_order(residents, consumers)
 
-    def _count(self, usage: Usage, left: int | None = None) -> None:
+    def _count(self, usage: Usage, files: Iterable[FolderFile] | None = None, left: int | None = None) -> None:
         """Count the folder anew, and remove what dead processes left unfinished; ``left`` is a slot of such a one."""
         lives = [number != left and self._lives(number) for number in range(NUM_SLOTS)]
         for slot, alive in zip(usage.slots, lives, strict=True):
             if not alive:
                 slot.leased = slot.spent = 0
         total = sum(slot.unspent for slot in usage.slots)
-        for file in self._folder.scan():
+        for file in self._folder.scan() if files is None else files:
             is_left = file.slot is not None and (file.slot >= NUM_SLOTS or not lives[file.slot])
             if is_left and self._folder.remove(file.name) is not None:
                 continue
@@ -242,10 +249,10 @@ class Budget:
                 raise BusyError(f"all {NUM_SLOTS} slots of {self._folder.path} are taken")
             if usage.slots[taken].leased:
                 # Its owner died. What it left under the slot's number is removed before the number is this process's.
-                self._count(usage, taken)
+                self._count(usage, left=taken)
             self._slot = taken
-            if usage.slots[taken].data_set != self._data_set:
-                usage.slots[taken] = Slot(data_set=self._data_set)
+        if usage.slots[self._slot].data_set != self._data_set:
+            usage.slots[self._slot] = Slot(data_set=self._data_set)
         return usage.slots[self._slot]
 
     def _suits(self, slot: Slot, epoch: int) -> tuple[int, int]:
@@ -262,20 +269,25 @@ class Budget:
                 # Whoever comes later agrees on other files.
                 raise FileNotFoundError(errno.ENOENT, "usage or locks were removed")
             data = os.pread(self._usage_fd, FILE_BYTES, 0)
-            usage = Usage.decode(data)
-            boot = boot_id()
-            if usage is None:
-                usage = Usage(boot=boot)
-                self._count(usage)
-            elif usage.boot != boot and not any(self._lives(number) for number in range(NUM_SLOTS)):
-                usage.boot = boot
-                self._count(usage)
+            usage = self._checked(Usage.decode(data))
             yield usage
             changed = usage.encode()
             if changed != data:
                 os.pwrite(self._usage_fd, changed, 0)
         finally:
             self._locks.unlock(self.locks_fd, _USAGE_PLACE)
+
+    def _checked(self, usage: Usage | None) -> Usage:
+        """What was read, or a fresh count where that is damaged or from before the machine failed."""
+        boot = boot_id()
+        if usage is None or usage.boot != boot:
+            if not any(self._lives(number) for number in range(NUM_SLOTS)):
+                usage = usage or Usage()
+                usage.boot = boot
+                self._count(usage)
+            elif usage is None:
+                raise BusyError(f"{self._folder.path}/usage was damaged while in use")
+        return usage
 
 
 def boot_id() -> bytes:

@@ -67,6 +67,7 @@ class Shelf:
     def _reset(self) -> None:
         self._lock = threading.RLock()
         self._opened: Opened | None = None
+        self._finish: weakref.finalize[[], Shelf] | None = None
         self._pauses = False
         self._verified: dict[bytes, tuple[int, int]] = {}
         self._counts: Counter[str] = Counter()
@@ -76,6 +77,8 @@ class Shelf:
         opened = self._opened
         if opened is not None and opened.budget is not None:
             opened.budget.forget()
+            if self._finish is not None:
+                self._finish.detach()
         self._reset()
 
     def open(self) -> Opened | None:
@@ -107,17 +110,17 @@ class Shelf:
             if not folder.has_marker():
                 raise PermissionError(errno.EPERM, f"the folder has files but no {MARKER_NAME}")
             budget = Budget(folder, self.locks, self.options, self._dataset)
-            # At the end of the process as well; only its own files, and only once.
-            weakref.finalize(self, budget.close)
+            # Also when the cache is forgotten, and at the end of the process.
+            self._finish = weakref.finalize(self, budget.close)
         self._writes = budget is not None
         return budget
 
     def close(self) -> None:
         """Give back what was leased; the next use opens the folder again."""
         with self._lock:
-            opened, self._opened = self._opened, None
-        if opened is not None and opened.budget is not None:
-            opened.budget.close()
+            self._opened, finish = None, self._finish
+        if finish is not None:
+            finish()
 
     def begin_epoch(self, epoch: int, *, whole: bool) -> None:
         """See ``DiskCache.begin_epoch``."""

@@ -1,4 +1,4 @@
-"""Memory over disk, for decoded rows: each comes from the fastest tier that has it, and goes into those that lack it."""
+"""Memory over disk, for decoded rows: each comes from the fastest tier that has it, and goes to those that lack it."""
 
 import threading
 from collections import Counter
