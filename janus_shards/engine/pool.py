@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
@@ -200,6 +201,8 @@ def _open_pool(
 def _start_worker(function: Callable[[TaskT], ResultT]) -> _Worker[TaskT]:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, function), daemon=True)
+    # Starting the first process starts the tracker too, which would unblock SIGINT again just before that process.
+    resource_tracker.ensure_running()
     # Inherited over exec, so that Ctrl-C cannot meet a worker while its interpreter starts.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -99,6 +99,17 @@ def _interrupt_when_started(results: Iterator[None], folder: Path) -> None:
         next(results)
 
 
+def test_no_worker_hears_an_interrupt() -> None:
+    """Ctrl-C is blocked in each worker from its first instruction, in the first that a program starts too."""
+    script = (
+        "import worker_tasks\n"
+        "from janus_shards.engine.pool import run_ordered\n"
+        "print(*run_ordered(worker_tasks.hears_interrupts, range(4), workers=2))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.check_output([sys.executable, "-c", script], env=environment) == b"False False False False\n"
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> None:
     """Ctrl-C or SIGKILL of the main process leaves no worker behind; Ctrl-C shows one traceback, the parent's."""

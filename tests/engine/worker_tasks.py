@@ -21,6 +21,10 @@ def square_slowly_at_first(number: int) -> int:
     return number * number
 
 
+def hears_interrupts(_number: int) -> bool:
+    return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def fail_at_three(number: int) -> int:
     if number == 3:
         raise DecodeError("no picture", kind="image_decode", shard="s", key="k", field="jpg")
