@@ -8,7 +8,9 @@ from typing import Any, Literal, TypedDict
 
 import click
 
+from janus_shards.cache.base import CacheOptions
 from janus_shards.cli.options import extent, names, rank_of_world, shared_options
+from janus_shards.cli.options import size as size_option
 from janus_shards.cli.progress import ProgressLine
 from janus_shards.cli.terminal import print_json, print_table, printable, seconds_text, size_text
 from janus_shards.decode.image import ImageTransform
@@ -98,6 +100,11 @@ _SHUFFLES: Mapping[str, Literal[True, "full"] | None] = {"true": True, "full": "
     show_default=True,
     help="Batches made ahead.",
 )
+@click.option("--cache", metavar="DIR", help="Folder on a local SSD that keeps what was read for later epochs.")
+@click.option(
+    "--cache-size", metavar="SIZE", callback=size_option, default="100GB", show_default=True, help="Budget on disk."
+)
+@click.option("--decoded", is_flag=True, help="Cache decoded and resized pictures as well.")
 @shared_options
 def command(
     *,
@@ -119,6 +126,9 @@ def command(
     bad_report: str | None,
     threads: int | None,
     prefetch: int,
+    cache: str | None,
+    cache_size: int,
+    decoded: bool,
     storage: Mapping[str, object],
     as_json: bool,
 ) -> None:
@@ -140,6 +150,7 @@ def command(
         transform=transform,
         shuffle=_SHUFFLES[shuffle],
         seed=seed,
+        cache=_cache(cache, cache_size, decoded=decoded),
         world=world or World.from_env(),
         options=LoaderOptions(
             decode=size is not None,
@@ -157,6 +168,14 @@ def command(
         print_json(_document(loader, run))
     else:
         _print(loader, run)
+
+
+def _cache(directory: str | None, max_bytes: int, *, decoded: bool) -> CacheOptions | None:
+    if directory is not None:
+        return CacheOptions(directory=directory, max_bytes=max_bytes, decoded=decoded)
+    if decoded:
+        raise ConfigError("--decoded: expected --cache DIR as well, the folder to keep decoded pictures in")
+    return None
 
 
 def _transforms(fields: Sequence[str], transform: ImageTransform) -> dict[str, ImageTransform]:
@@ -251,7 +270,7 @@ def _show(line: ProgressLine, done: int, total: int, loader: Loader) -> None:
 
 def _document(loader: Loader, run: _Run) -> dict[str, object]:
     """Totals, and the same for each epoch."""
-    hits, misses, cached = (_sum(run, "cache", name) for name in ("hits", "misses", "bytes"))
+    hits, misses = (_sum(run, "cache", name) for name in ("hits", "misses"))
     busy = sum(epoch["seconds"] for epoch in run.epochs)
     samples = sum(epoch["samples"] for epoch in run.epochs)
     return {
@@ -267,7 +286,7 @@ def _document(loader: Loader, run: _Run) -> dict[str, object]:
             "hits": hits,
             "misses": misses,
             "hit_rate": hits / (hits + misses) if hits + misses else 0.0,
-            "bytes": cached,
+            "bytes": run.epochs[-1]["cache"]["bytes"],
         },
         "store": {name: _sum(run, "store", name) for name in ("requests", "bytes")},
         "ledger": {name: _sum(run, "ledger", name) for name in run.epochs[0]["ledger"]},
@@ -283,8 +302,10 @@ def _sum(run: _Run, group: Literal["cache", "store", "ledger"], name: str) -> fl
 
 def _print(loader: Loader, run: _Run) -> None:
     click.echo(click.style(printable(loader.dataset.url), bold=True))
-    header = ("epoch", "samples", "batches", "seconds", "samples/s", "first batch", "read", "requests")
-    print_table(header, [_row(epoch) for epoch in run.epochs])
+    # Both would be wider than 80 columns.
+    last = "cached" if any(epoch["cache"]["bytes"] for epoch in run.epochs) else "requests"
+    header = ("epoch", "samples", "batches", "seconds", "samples/s", "first batch", "read", last)
+    print_table(header, [_row(epoch, last) for epoch in run.epochs])
     ledger = {name: _sum(run, "ledger", name) for name in run.epochs[0]["ledger"]}
     wall_s = ledger.pop("wall_s")
     shares = sorted(((seconds, name) for name, seconds in ledger.items() if seconds >= 0.005 * wall_s), reverse=True)
@@ -295,7 +316,7 @@ def _print(loader: Loader, run: _Run) -> None:
     click.echo(f"total  {seconds_text(run.seconds)} with opening; keys sha256 {run.keys_sha256[:16]}…")
 
 
-def _row(epoch: _Epoch) -> tuple[str, ...]:
+def _row(epoch: _Epoch, last: str) -> tuple[str, ...]:
     return (
         str(epoch["epoch"]),
         f"{epoch['samples']:,}",
@@ -304,5 +325,5 @@ def _row(epoch: _Epoch) -> tuple[str, ...]:
         f"{epoch['samples_per_s']:,.0f}",
         "-" if epoch["first_batch_s"] is None else f"{epoch['first_batch_s']:.2f} s",
         size_text(epoch["store"]["bytes"]),
-        f"{epoch['store']['requests']:,}",
+        f"{epoch['cache']['hit_rate']:.0%}" if last == "cached" else f"{epoch['store']['requests']:,}",
     )

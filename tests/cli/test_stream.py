@@ -142,3 +142,29 @@ def test_stream_names_unknown_fields(error_line: Callable[..., str], packed: Pat
 def test_too_few_samples(error_line: Callable[..., str], packed: Path) -> None:
     """A batch that the data cannot fill is refused before the first one."""
     assert "14" in error_line("stream", packed, "--batch-size", "14", code=2)
+
+
+def test_stream_caches_decoded_pictures(run: Run, packed: Path, tmp_path: Path) -> None:
+    """With --cache and --decoded the second epoch, and the next run, decode nothing and read no picture."""
+    command = (
+        "stream",
+        packed,
+        "--size",
+        "32",
+        "--batch-size",
+        "4",
+        "--cache",
+        tmp_path / "ssd",
+        "--decoded",
+        "--json",
+    )
+    first = json.loads(run(*command, "--epochs", "2").stdout)
+    assert [epoch["cache"]["hit_rate"] for epoch in first["epochs"]] == [0.0, 1.0]
+    again = json.loads(run(*command).stdout)
+    assert again["cache"]["hits"] == again["samples"] == 12
+    assert again["cache"]["bytes"] > 12 * 3 * 32 * 32
+
+
+def test_stream_wants_a_folder_for_decoded_pictures(error_line: Callable[..., str], packed: Path) -> None:
+    """--decoded alone is a usage error that names --cache."""
+    assert "--cache DIR" in error_line("stream", packed, "--decoded", code=2)
