@@ -3,7 +3,7 @@
 Names are relative to the root of a storage, with ``/`` between folders: ``train-000000.tar``, ``sub/x.idx``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import TracebackType, UnionType
 from typing import Protocol, Self, TypeVar
@@ -133,6 +133,10 @@ class WriteStorage(Protocol):
 
     def delete(self, name: str) -> None:
         """Remove an object; a missing one is fine."""
+        ...
+
+    def stale_uploads(self, prefix: str) -> Sequence[str]:
+        """Names of what ``abort_stale_uploads`` would remove."""
         ...
 
     def abort_stale_uploads(self, prefix: str) -> int:

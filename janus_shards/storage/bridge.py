@@ -8,7 +8,7 @@ costs a request of its own, because fsspec has no conditional reads.
 import errno
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -168,6 +168,14 @@ class BridgeStorage:
         except ObjectNotFoundError:
             pass
 
+    def stale_uploads(self, prefix: str) -> Sequence[str]:
+        """Unfinished multipart uploads (S3), or temporary objects, under a prefix."""
+        fs, path = self._locate(prefix)
+        with self._translated("looking for unfinished uploads in", prefix, writes=False):
+            paths = [each["Key"] for each in _s3_uploads(fs, path)] if self._is_s3(fs) else _temporaries(fs, path)
+        root = self._locate("")[1]
+        return sorted(each.removeprefix(f"{root.partition('/')[2] if self._is_s3(fs) else root}/") for each in paths)
+
     def abort_stale_uploads(self, prefix: str) -> int:
         """Abort unfinished multipart uploads (S3), or remove temporary objects, under a prefix."""
         fs, path = self._locate(prefix)
@@ -324,23 +332,31 @@ def _s3_settings(options: StorageOptions) -> dict[str, object]:
     return settings
 
 
-def _abort_s3_uploads(fs: "AbstractFileSystem", path: str) -> int:
+def _s3_uploads(fs: "AbstractFileSystem", path: str) -> list[dict[str, str]]:
     bucket, _, prefix = path.partition("/")
-    uploads = [each for each in fs.list_multipart_uploads(bucket) if each["Key"].startswith(prefix)]
+    return [each for each in fs.list_multipart_uploads(bucket) if each["Key"].startswith(prefix)]
+
+
+def _abort_s3_uploads(fs: "AbstractFileSystem", path: str) -> int:
+    bucket, uploads = path.partition("/")[0], _s3_uploads(fs, path)
     for each in uploads:
         fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=each["Key"], UploadId=each["UploadId"])
     return len(uploads)
 
 
-def _remove_temporaries(fs: "AbstractFileSystem", path: str) -> int:
+def _temporaries(fs: "AbstractFileSystem", path: str) -> list[str]:
     folder, _, start = path.rpartition("/")
-    removed = 0
-    for each in fs.find(folder, maxdepth=1):
-        base = each.rpartition("/")[2]
-        if base.startswith(TEMP_PREFIX) and base[len(TEMP_PREFIX) + 9 :].startswith(start):
-            fs.rm_file(each)
-            removed += 1
-    return removed
+    bases = ((each, each.rpartition("/")[2]) for each in fs.find(folder, maxdepth=1))
+    return [
+        each for each, base in bases if base.startswith(TEMP_PREFIX) and base[len(TEMP_PREFIX) + 9 :].startswith(start)
+    ]
+
+
+def _remove_temporaries(fs: "AbstractFileSystem", path: str) -> int:
+    found = _temporaries(fs, path)
+    for each in found:
+        fs.rm_file(each)
+    return len(found)
 
 
 def _foreign_errors() -> tuple[type[Exception], ...]:

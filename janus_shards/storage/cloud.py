@@ -182,12 +182,21 @@ class CloudStorage:
             if exc.kind == "no_bucket":
                 raise
 
+    def stale_uploads(self, prefix: str) -> Sequence[str]:
+        """Unfinished multipart uploads under a prefix; needs s3fs, because obstore cannot list them."""
+        other = self._open_lister(prefix)
+        return other.stale_uploads(prefix) if other else []
+
     def abort_stale_uploads(self, prefix: str) -> int:
         """Abort unfinished multipart uploads under a prefix; needs s3fs, because obstore cannot list them."""
+        other = self._open_lister(prefix)
+        return other.abort_stale_uploads(prefix) if other else 0
+
+    def _open_lister(self, prefix: str) -> Storage | None:
         if self._scheme != "s3":
-            return 0  # the other stores drop unfinished parts by themselves after some days
+            return None  # the other stores drop unfinished parts by themselves after some days
         try:
-            return self._open_other().abort_stale_uploads(prefix)
+            return self._open_other()
         except ConfigError:
             _log.warning(
                 "unfinished uploads under %s/%s cannot be listed without s3fs: pip install 'janus-shards[fsspec]', or "
@@ -195,7 +204,7 @@ class CloudStorage:
                 self.url,
                 prefix,
             )
-            return 0
+            return None
 
     def _read_piece(self, name: str, start: int, stop: int, etag: str | None) -> RawBytes:
         if start == stop:

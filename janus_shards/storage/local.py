@@ -8,14 +8,14 @@ import os
 import resource
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from janus_shards.errors import IntegrityError, ObjectNotFoundError, StorageError
 from janus_shards.sample import RawBytes
 from janus_shards.storage.base import TEMP_PREFIX, ObjectMeta, Upload
 from janus_shards.storage.local_errors import file_error, file_etag, short_file, translated
-from janus_shards.storage.local_upload import LocalUpload, is_leftover, remove_unless_locked
+from janus_shards.storage.local_upload import LocalUpload, is_abandoned, is_leftover, remove_unless_locked
 
 _MAX_OPEN_FILES = 4096
 
@@ -129,15 +129,19 @@ class LocalStorage:
         with translated(f"removing {path}", name), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
+    def stale_uploads(self, prefix: str) -> Sequence[str]:
+        """Temporary files of writers that are gone; those of living ones hold a lock."""
+        folder, slash, _ = prefix.rpartition("/")
+        return sorted(f"{folder}{slash}{entry.name}" for entry in self._leftovers(prefix) if is_abandoned(entry.path))
+
     def abort_stale_uploads(self, prefix: str) -> int:
         """Remove temporary files of writers that are gone; those of living ones hold a lock."""
+        return sum(remove_unless_locked(entry.path) for entry in self._leftovers(prefix))
+
+    def _leftovers(self, prefix: str) -> "Sequence[os.DirEntry[str]]":
         folder, _, start = prefix.rpartition("/")
         path = self._writable_path(folder + "/x") if folder else os.path.join(self.root, "x")
-        removed = 0
-        for entry in _scan(os.path.dirname(path)):
-            if is_leftover(entry.name, start):
-                removed += remove_unless_locked(entry.path)
-        return removed
+        return [entry for entry in _scan(os.path.dirname(path)) if is_leftover(entry.name, start)]
 
     def forget(self, name: str) -> None:
         """Let go of the descriptor of a file that was replaced."""

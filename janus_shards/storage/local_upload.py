@@ -134,17 +134,35 @@ def _sync_folder(path: str) -> None:
         os.close(fd)
 
 
+def is_abandoned(path: str) -> bool:
+    """Whether the writer of a temporary file is gone."""
+    with _lock_of_dead(path) as is_locked:
+        return is_locked
+
+
 def remove_unless_locked(path: str) -> int:
     """Remove a temporary file unless its writer lives; returns how many files were removed."""
+    with _lock_of_dead(path) as is_locked, suppress(OSError):
+        if is_locked:
+            os.unlink(path)
+            return 1
+    return 0
+
+
+@contextmanager
+def _lock_of_dead(path: str) -> Iterator[bool]:
+    """Holds the lock of a temporary file, if its writer holds it no more; tells whether it does."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return 0
+        yield False
+        return
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
-    except OSError:
-        return 0
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(fd)
-    return 1

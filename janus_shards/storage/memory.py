@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from janus_shards.errors import IntegrityError, ObjectNotFoundError, StorageError
 from janus_shards.sample import RawBytes
@@ -88,6 +88,10 @@ class MemoryStorage:
         """Remove an object; a missing one is fine."""
         with self._lock:
             self._objects.pop(name, None)
+
+    def stale_uploads(self, prefix: str) -> Sequence[str]:
+        """Unfinished uploads vanish with their Python objects: there are none."""
+        return []
 
     def abort_stale_uploads(self, prefix: str) -> int:
         """Unfinished uploads vanish with their Python objects: there are none."""

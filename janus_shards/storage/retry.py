@@ -4,7 +4,7 @@ again.
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -128,6 +128,10 @@ class RetryingStorage:
     def delete(self, name: str) -> None:
         """Remove an object; a missing one is fine."""
         self.inner.delete(name)
+
+    def stale_uploads(self, prefix: str) -> Sequence[str]:
+        """Names of what dead writers left."""
+        return self.inner.stale_uploads(prefix)
 
     def abort_stale_uploads(self, prefix: str) -> int:
         """Remove what dead writers left."""

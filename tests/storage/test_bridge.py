@@ -43,6 +43,7 @@ def test_temporary_objects_are_removed_by_prefix() -> None:
     for upload in left:
         upload.write(b"half")
     assert list(storage.list()) == []
+    assert [name.startswith(".janus-tmp-") for name in storage.stale_uploads("train-")] == [True]
     assert [storage.abort_stale_uploads(prefix) for prefix in ("train-", "val-", "train-")] == [1, 1, 0]
 
 

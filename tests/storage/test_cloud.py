@@ -292,6 +292,7 @@ def test_unfinished_uploads_leave_nothing(s3_server: S3Server) -> None:
     left = [storage.open_upload(name) for name in ("train-1.tar", "val-0.tar")]
     for upload in left:
         upload.write(b"x" * (9 * 2**20))
+    assert storage.stale_uploads("") == ["train-1.tar", "val-0.tar"]
     assert storage.abort_stale_uploads("train-") == 1
     assert s3_server.unfinished_uploads(bucket) == ["set/val-0.tar"]
 

@@ -119,7 +119,10 @@ def test_stale_temporary_files_are_removed_and_live_ones_kept(storage: LocalStor
     (tmp_path / "train-0.tmp").touch()
     with storage.open_upload("train-1.tar") as live:
         assert [meta.name for meta in storage.list()] == ["train-0.tmp"]
+        (stale,) = storage.stale_uploads("train-")
+        assert (tmp_path / stale).read_bytes() == b"half"
         assert storage.abort_stale_uploads("train-") == 1
+        assert storage.stale_uploads("train-") == []
         live.finish()
     assert sorted(os.listdir(tmp_path)) == [".janus-tmp-0123abcd-val-0.tar", "train-0.tmp", "train-1.tar"]
 
