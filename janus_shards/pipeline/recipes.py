@@ -74,7 +74,7 @@ class FieldRecipe(_RowByRow):
             work.lists[name][row] = self._value(work, row, name)
 
     def _fill_record(self, work: BatchWork, row: int) -> None:
-        if not work.restore(row):
+        if not work.has_record(row):
             made = [self._apply(work, row, name, transform) for name, transform, _ in self._transforms]
             if all(made):
                 work.keep(row)
@@ -187,7 +187,7 @@ class SampleRecipe(_RowByRow):
         """See ``Recipe``."""
         out = {name: work.arrays[name][row, ...] for name in self.specs}
         with _Named(work, row):
-            if not work.restore(row):
+            if not work.has_record(row):
                 self._transform.apply(work.sample(row, self._decoders), out)
                 work.keep(row)
             if self._augment is not None:

@@ -136,14 +136,16 @@ class BatchWork:
         # Rows that stand in for bad ones, each as a plan of one row.
         self._substitutes: dict[int, BatchPlan] = {}
         self._skipped: set[int] = set()
-        # Rows that came from a cache; appended to by several threads.
-        self._restored: list[int] = []
+        # Rows whose record came from the cache.
+        self._restored: set[int] = set()
         self.num_cached = 0
 
     def _fill(self, start: int, stop: int) -> None:
         rows = range(start, stop)
         with self.times.measure("transfer"):
             self.shop.source.wait(self.plan, rows)
+        with self.times.measure("cache"):
+            self._restore(rows)
         with self.times.measure("decode"):
             self.shop.recipe.fill_rows(self, rows)
 
@@ -183,34 +185,30 @@ class BatchWork:
             return True
         return False
 
-    def restore(self, row: int) -> bool:
-        """Fill the record of a row from the cache; False when it has to be made, and whatever it holds overwritten."""
+    def _restore(self, rows: range) -> None:
+        """Fill the records of those rows that are cached: one loop, since little else is to be done for them."""
         decoded = self.shop.decoded
-        if decoded is None or row in self._substitutes:
-            return False
-        began = time.perf_counter()
-        found = decoded.read(self.plan.blocks[row], int(self.plan.sample_ids[row]), self._record(row))
-        self._moved_to_cache(began)
-        if found:
-            self._restored.append(row)
-        return found
+        if decoded is None:
+            return
+        arrays = [self.arrays[name] for name in self.shop.recipe.record]
+        blocks, ids, read = self.plan.blocks, self.plan.sample_ids.tolist(), decoded.read
+        restored = [row for row in rows if read(blocks[row], ids[row], [array[row : row + 1].data for array in arrays])]
+        self._restored.update(restored)
+
+    def has_record(self, row: int) -> bool:
+        """Whether the record of a row came from the cache; otherwise it is to be made, whatever its arrays hold now."""
+        return row in self._restored and row not in self._substitutes
 
     def keep(self, row: int) -> None:
         """Offer the record of a row, as it was made, to the cache."""
         decoded = self.shop.decoded
         if decoded is not None and row not in self._substitutes:
             began = time.perf_counter()
-            decoded.write(self.plan.blocks[row], int(self.plan.sample_ids[row]), self._record(row))
-            self._moved_to_cache(began)
-
-    def _record(self, row: int) -> list[memoryview]:
-        return [self.arrays[name][row : row + 1].data for name in self.shop.recipe.record]
-
-    def _moved_to_cache(self, began: float) -> None:
-        """The time since then is counted for the cache instead of for decoding."""
-        seconds = time.perf_counter() - began
-        self.times.add("cache", seconds)
-        self.times.add("decode", -seconds)
+            record = [self.arrays[name][row : row + 1].data for name in self.shop.recipe.record]
+            decoded.write(self.plan.blocks[row], int(self.plan.sample_ids[row]), record)
+            seconds = time.perf_counter() - began
+            self.times.add("cache", seconds)
+            self.times.add("decode", -seconds)
 
     def finish(self) -> Batch:
         """The batch, once all tasks have run."""
