@@ -39,6 +39,8 @@ _COMMANDS = {
     "cat": "Write one field of one sample to stdout.",
     "get": "Save the fields of one sample as files.",
     "verify": "Check that a data set is what its manifest says.",
+    "doctor": "Find what is wrong with a data set, and mend it.",
+    "reshard": "Write the samples of existing shards anew.",
     "stream": "Stream batches and measure.",
 }
 

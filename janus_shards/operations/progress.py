@@ -10,7 +10,8 @@ class Progress:
     """How far an operation is.
 
     Attributes:
-        stage: What it is doing, as a word for the user: ``plan``, ``compare``, ``write``, ``copy``, ``scan``, ``verify``.
+        stage: What it is doing, as a word for the user: ``plan``, ``compare``, ``write``, ``copy``, ``scan`` or
+            ``verify``.
         done: Shards finished in this stage.
         total: Shards that this stage has.
         num_samples: Samples in the finished shards.

@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from janus_shards.catalog import open_catalog
 from janus_shards.engine.pool import run_ordered, sensible_workers
 from janus_shards.errors import FormatError, IntegrityError, ObjectNotFoundError, TarFormatError
 from janus_shards.format.index import ShardIndex
-from janus_shards.format.manifest import ShardRecord
+from janus_shards.format.manifest import Manifest, ShardRecord
 from janus_shards.format.naming import MANIFEST_NAME, index_name, split_member
 from janus_shards.format.tar import TarMember, TarScanner
 from janus_shards.operations.progress import Progress, ProgressCallback, no_progress
@@ -99,15 +99,39 @@ def verify(
         # The pointer may be there without its generation: that is damage, not an empty place.
         open_storage(root, options).head(MANIFEST_NAME)
         return _unreadable(exc.message, time.monotonic() - started)
+    return replace(
+        check_shards(
+            catalog.manifest,
+            root,
+            full=full,
+            workers=workers,
+            storage_options=storage_options,
+            progress=progress,
+        ),
+        seconds=time.monotonic() - started,
+    )
+
+
+def check_shards(
+    manifest: Manifest,
+    root: str,
+    *,
+    full: bool,
+    workers: int | None = None,
+    storage_options: Mapping[str, object] | None = None,
+    progress: ProgressCallback = no_progress,
+) -> VerifyReport:
+    """Check the shards and indexes that a manifest names; arguments and errors as in ``verify``."""
+    started = time.monotonic()
     tasks = [
         _VerifyTask(
             record=record,
-            shards=catalog.manifest.base_url or root,
+            shards=manifest.base_url or root,
             indexes=root,
             full=full,
             storage_options=storage_options or {},
         )
-        for record in catalog.manifest.shards
+        for record in manifest.shards
     ]
     num_bytes = sum(task.record.tar_bytes for task in tasks) if full else 0
     workers = workers or sensible_workers(len(tasks), num_bytes)
@@ -115,7 +139,7 @@ def verify(
     return VerifyReport(
         findings=findings,
         num_shards=len(tasks),
-        num_samples=catalog.manifest.num_samples,
+        num_samples=manifest.num_samples,
         num_bytes=num_bytes,
         seconds=time.monotonic() - started,
     )

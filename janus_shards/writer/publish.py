@@ -7,7 +7,7 @@ it: until the pointer is there, nothing of the new generation exists for a reade
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -180,9 +180,8 @@ class Publication:
             )
         if self.before.pointer and self.before.manifest is None:
             self._withdraw()  # it names a generation that is damaged or lost
-        schema = _merge_columns(shards)
-        fields = sorted({name for shard in shards for name in shard.fields})
         records = [shard.record for shard in shards]
+        made = make_manifest(shards, base_url=base_url)  # shards that contradict each other end the run here
         old = None if self._withdrawn else self.before.manifest
         if old is not None and _same_table(old, records, base_url):
             return old
@@ -190,38 +189,11 @@ class Publication:
         replaces = self.before.pointer is None or self._withdrawn
         if replaces:
             self._delete(self.before.generations)
-        manifest = Manifest(
-            shards=records,
-            generation=old.generation + 1 if old else 1,
-            writer=writer_name(),
-            fields=fields,
-            columns=schema,
-            base_url=base_url,
-        )
-        self._put(manifest)
+        manifest = replace(made, generation=old.generation + 1 if old else 1)
+        put_generation(self._storage, manifest, replaces=None if self._withdrawn else self.before.pointer)
         if replaces:
             self._delete(self._stale_shards(records))
         return manifest
-
-    def _put(self, manifest: Manifest) -> None:
-        encoded = manifest.encode()
-        pointer = ManifestPointer(generation=manifest.generation, sha256=hashlib.sha256(encoded).digest()).encode()
-        replaced = None if self._withdrawn else self.before.pointer
-        try:
-            self._storage.put(generation_name(manifest.generation), encoded, if_absent=True)
-            if replaced is None:
-                self._storage.put(MANIFEST_NAME, pointer, if_absent=True)
-            else:
-                self._storage.put(MANIFEST_NAME, pointer, if_match=replaced.etag)
-        except StorageError as exc:
-            if exc.kind != "conflict":
-                raise
-            raise StorageError(
-                f"{self._storage.url}: another writer published generation {manifest.generation} while this one wrote "
-                f"its shards; "
-                "check both, then run one of them again with overwrite=True (--overwrite)",
-                kind="conflict",
-            ) from exc
 
     def _stale_shards(self, records: Iterable[ShardRecord]) -> list[str]:
         """Shards and indexes of an earlier run that the new generation does not name."""
@@ -231,6 +203,56 @@ class Publication:
     def _delete(self, names: Iterable[str]) -> None:
         for name in names:
             self._storage.delete(name)
+
+
+def make_manifest(shards: Sequence[WrittenShard], *, generation: int = 1, base_url: str = "") -> Manifest:
+    """The generation that consists of these shards.
+
+    Raises:
+        ConfigError: The shards disagree about a metadata column.
+    """
+    return Manifest(
+        shards=[shard.record for shard in shards],
+        generation=generation,
+        writer=writer_name(),
+        fields=sorted({name for shard in shards for name in shard.fields}),
+        columns=_merge_columns(shards),
+        base_url=base_url,
+    )
+
+
+def put_generation(storage: Storage, manifest: Manifest, *, replaces: ObjectMeta | None) -> None:
+    """Write a generation, then the pointer to it.
+
+    Args:
+        storage: The root.
+        manifest: The generation.
+        replaces: The pointer that is there; ``None`` where there must be none.
+
+    Raises:
+        StorageError: Another writer published in the meantime (kind ``conflict``), or writing failed.
+    """
+    encoded = manifest.encode()
+    try:
+        storage.put(generation_name(manifest.generation), encoded, if_absent=True)
+        put_pointer(storage, manifest.generation, encoded, replaces=replaces)
+    except StorageError as exc:
+        if exc.kind != "conflict":
+            raise
+        raise StorageError(
+            f"{storage.url}: another writer published generation {manifest.generation} while this one wrote its "
+            "shards; check both, then run one of them again with overwrite=True (--overwrite)",
+            kind="conflict",
+        ) from exc
+
+
+def put_pointer(storage: Storage, generation: int, encoded: bytes, *, replaces: ObjectMeta | None) -> None:
+    """Name a generation as the newest one; arguments and errors as in ``put_generation``."""
+    pointer = ManifestPointer(generation=generation, sha256=hashlib.sha256(encoded).digest()).encode()
+    if replaces is None:
+        storage.put(MANIFEST_NAME, pointer, if_absent=True)
+    else:
+        storage.put(MANIFEST_NAME, pointer, if_match=replaces.etag)
 
 
 def _same_table(manifest: Manifest, records: Sequence[ShardRecord], base_url: str) -> bool:
