@@ -1,10 +1,14 @@
 import contextlib
 import gzip
 import io
+import shutil
+import subprocess
+import sys
 import tarfile
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import xxhash
@@ -314,3 +318,89 @@ def test_memory_does_not_follow_claims(case: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 300_000
     finally:
         tracemalloc.stop()
+
+
+GROWING: dict[str, Callable[[int], bytes]] = {
+    "members": lambda count: b"".join(member(f"{at}.txt", b"x") for at in range(count)),
+    "records of a header": lambda count: pax(*((f"k{at}", "v") for at in range(count))) + A_TXT,
+    "global headers": lambda count: pax(("k", "v"), kind=b"g") * count,
+    "bytes of a member": lambda count: member("a.bin", bytes(1000 * count)),
+    "padding behind the end": lambda count: A_TXT + bytes(1024 * count),
+}
+
+
+@pytest.mark.parametrize("case", GROWING)
+def test_work_grows_with_the_bytes(case: str) -> None:
+    """Twice of anything costs twice the calls, cut into chunks of any length."""
+    for chunk in (100, 1 << 20):
+        pieces = [chunked(GROWING[case](count), chunk) for count in (200, 400)]
+        once, twice = (num_calls(lambda data=data: list(TarScanner(data, shard="s.tar"))) for data in pieces)
+        assert twice <= 2.2 * once + 100
+
+
+def num_calls(function: Callable[[], object]) -> int:
+    """Calls of functions, Python's and C's, that one call makes."""
+    count = 0
+
+    def on_event(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(on_event)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+GNU_TAR = ["v7", "oldgnu", "gnu", "ustar", "posix"]
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="needs a tar program")
+@pytest.mark.parametrize("format_name", GNU_TAR)
+def test_archives_of_a_tar_program_are_read(format_name: str, tmp_path: Path) -> None:
+    """Files, links, folders and long and non-ASCII names packed by ``tar`` come out as they went in."""
+    folder = tmp_path / "in"
+    deep = "d" * 40 if format_name in ("v7", "ustar") else "d" * 200
+    (folder / deep).mkdir(parents=True)
+    files = {"a.txt": b"hello", f"{deep}/é猫.jpg": b"j" * 700, "empty.txt": b"", "big.bin": bytes(300_000)}
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    (folder / "soft.txt").symlink_to("a.txt")
+    (folder / "z-hard.txt").hardlink_to(folder / "a.txt")
+    command = ["tar", f"--format={format_name}", "--sort=name", "-cf", tmp_path / "x.tar", "-C", folder, "."]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "--sort" in done.stderr or "format" in done.stderr:
+        pytest.skip("this tar is not GNU tar")
+    data = (tmp_path / "x.tar").read_bytes()
+    found = scan(data, chunk=999, keep_bytes=1 << 20)
+    assert {each.name.removeprefix("./"): each.data for each in found if each.kind == "file"} == files
+    assert {each.name for each in found if each.kind == "link"} == {"./soft.txt", "./z-hard.txt"}
+    for each in found:
+        assert data[each.offset : each.offset + each.size] == (each.data or b"")
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="needs a tar program")
+def test_options_of_a_tar_program_hide_nothing(tmp_path: Path) -> None:
+    """Appended files, a volume label and incremental dumps are read past; sparse files are refused."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    tar, base = ["tar", "-C", str(tmp_path)], str(tmp_path / "x.tar")
+    subprocess.run([*tar, "--label=set one", "-cf", base, "a.txt"], check=True)
+    subprocess.run([*tar, "-rf", base, "b.txt"], check=True)
+    found = scan((tmp_path / "x.tar").read_bytes(), keep_bytes=100)
+    assert [(each.name, each.data) for each in found if each.kind == "file"] == [
+        ("a.txt", b"a.txt"),
+        ("b.txt", b"b.txt"),
+    ]
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c.txt").write_text("c")
+    subprocess.run([*tar, "-g", str(tmp_path / "snapshot"), "-cf", base, "sub"], check=True)
+    assert [each.name for each in scan((tmp_path / "x.tar").read_bytes()) if each.kind == "file"] == ["sub/c.txt"]
+    with (tmp_path / "holes.bin").open("wb") as file:
+        file.truncate(1 << 20)
+    subprocess.run([*tar, "--sparse", "-cf", base, "holes.bin"], check=True)
+    with pytest.raises(TarFormatError) as caught:
+        scan((tmp_path / "x.tar").read_bytes())
+    assert caught.value.kind == "unsupported_member"

@@ -165,6 +165,19 @@ def test_bad_samples_can_be_left_out(tmp_path: Path) -> None:
     assert (report.num_skipped, report.manifest.num_samples) == (1, 1)
 
 
+def test_no_piece_of_a_sample_in_pieces_is_kept(tmp_path: Path) -> None:
+    """A key that comes back is an error, or with ``skip`` none of its members is indexed, nor those in front."""
+    names = ["a.jpg", "b.jpg", "a.txt", "c.txt", "b.txt", "a.json", "d.txt"]
+    write_tar(tmp_path / "a.tar", {name: name.encode() for name in names})
+    with pytest.raises(TarFormatError, match="'a'") as caught:
+        index_shards(str(tmp_path), options=HERE)
+    assert caught.value.kind == "interleaved_key"
+    report = index_shards(str(tmp_path), options=IndexOptions(workers=1, on_bad="skip"))
+    assert samples_of(tmp_path, "a.tar", tmp_path / "a.tar") == {"c": {"txt": b"c.txt"}, "d": {"txt": b"d.txt"}}
+    assert [(each.key, each.kind) for each in report.skipped] == [("a", "interleaved_key"), ("b", "interleaved_key")]
+    assert report.warnings[0].startswith("bad_sample: 2 bad samples left out: ")
+
+
 def test_data_set_that_is_there_is_refused(tmp_path: Path, digests: Digests) -> None:
     """An index or manifest that exists is not overwritten unless told so; shards never are."""
     write_tar(tmp_path / "a.tar", {"a.txt": b"1"})
