@@ -1,13 +1,13 @@
 # Every target sets up what it needs in .venv, on a machine that has only Python (3.11 or newer) and make.
 #   make demo    pack the example photographs and stream them        make test    run the tests
-#   make check   format, lint, types, layers, dependencies, tests    make bench   measure against peers
+#   make check   format, lint, types, layers, dependencies, tests    make bench   measure against peers (also: bench-cache)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?=
 
-.PHONY: setup demo test check bench docs clean
+.PHONY: setup demo test check bench bench-cache docs clean
 
 setup: $(VENV)/.dev-stamp
 
@@ -41,6 +41,9 @@ check: setup
 
 bench: setup
 	$(BIN)/python tools/bench.py
+
+bench-cache: setup
+	$(BIN)/python tools/bench_cache.py
 
 # Links, and what the documents say about commands and folders, are tests.
 docs: setup

@@ -191,15 +191,9 @@ class LoaderCache:
         share = num_samples / max(1, catalog.num_samples)
         # Local shards are read where they lie; a second copy would gain nothing.
         raw_bytes = 0 if catalog.storage.is_local else int(share * catalog.manifest.shard_bytes().sum())
-        kinds = Shares(raw=1.0, decoded=0.0)
+        self._shares = Shares(raw=1.0 if raw_bytes else 0.0, decoded=0.0)
         if options.decoded and recipe.record:
-            found = kind_shares(
-                raw_bytes=raw_bytes,
-                decoded_bytes=num_samples * self._record_bytes,
-                budget_bytes=options.budget_bytes,
-            )
-            kinds = Shares(raw=found.raw, decoded=found.decoded)
-        self._shares = Shares(raw=kinds.raw if raw_bytes else 0.0, decoded=kinds.decoded)
+            self._shares = _shares(raw_bytes, num_samples * self._record_bytes, options.budget_bytes)
         self._disk = open_disk_cache(options, dataset=catalog.manifest.fingerprint(), shares=self._shares)
         self._memory = MemoryCache(options.memory_budget_bytes) if options.memory_budget_bytes else None
         self._tiers = TieredCache(self._disk, self._memory, keeps_decoded=self._shares.decoded > 0)
@@ -227,3 +221,11 @@ class LoaderCache:
     def stats(self) -> dict[str, object]:
         """Hits, misses and bytes, and which share of the data set is kept in which form."""
         return {**self._tiers.stats(), "raw_share": self._shares.raw, "decoded_share": self._shares.decoded}
+
+
+def _shares(raw_bytes: int, decoded_bytes: int, budget_bytes: int) -> Shares:
+    if not raw_bytes:
+        # With one kind alone, keeping what comes first leaves no gap; a share would.
+        return Shares(raw=0.0, decoded=1.0)
+    found = kind_shares(raw_bytes=raw_bytes, decoded_bytes=decoded_bytes, budget_bytes=budget_bytes)
+    return Shares(raw=found.raw, decoded=found.decoded)
