@@ -55,6 +55,8 @@ _PILLOW_DECODERS = {
 # What libjpeg-turbo says when pixels are lost. Other complaints (stray bytes between segments, which phones write, odd
 # subsampling) leave the decision to Pillow.
 _JPEG_DAMAGE = ("premature end", "huffman", "arithmetic", "instead of rst")
+# What Pillow says of a PNG whose metadata would take more memory than its pixels.
+_METADATA_BOMB = ("Decompressed data too large", "Too much memory used in text chunks")
 _ORIENTATION_TIFF = 0x0112
 
 
@@ -374,8 +376,11 @@ def _pillow_errors(name: str) -> Iterator[None]:
     except MemoryError as exc:
         raise DecodeError(f"no memory to decode this {name} picture", kind="image_too_large") from exc
     except Exception as exc:
+        # Compressed text and colour profiles that unpack to megabytes.
+        is_bomb = any(sign in str(exc) for sign in _METADATA_BOMB)
         raise DecodeError(
-            f"damaged, cut or unreadable {name} picture: {type(exc).__name__}: {exc}", kind="image_decode"
+            f"damaged, cut or unreadable {name} picture: {type(exc).__name__}: {exc}",
+            kind="image_too_large" if is_bomb else "image_decode",
         ) from exc
 
 

@@ -191,6 +191,18 @@ def test_limit_counts_pixels(small: Image.Image, encoded: Encode) -> None:
             decode_image(encoded(small, format), max_pixels=48 * 32 - 1)
 
 
+@pytest.mark.parametrize("chunk", [b"zTXt", b"iTXt"])
+def test_compressed_metadata_is_no_way_to_take_memory(chunk: bytes, small: Image.Image, encoded: Encode) -> None:
+    """A few kilobytes of text that unpack to megabytes are refused as too large."""
+    png, text = encoded(small, "PNG"), zlib.compress(bytes(20 << 20))
+    # Keyword, then the method; iTXt has a flag, a language and a translated keyword besides.
+    body = chunk + b"note\x00" + (b"\x00" if chunk == b"zTXt" else b"\x01\x00\x00\x00") + text
+    bomb = png[:33] + struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body)) + png[33:]
+    with pytest.raises(DecodeError) as caught:
+        decode_image(bomb)
+    assert caught.value.kind == "image_too_large"
+
+
 def test_too_many_scans_are_refused(small: Image.Image, encoded: Encode) -> None:
     """A progressive JPEG whose few bytes ask for hundreds of walks over the picture is refused."""
     data = encoded(small, "JPEG", progressive=True)
