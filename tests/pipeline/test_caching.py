@@ -281,6 +281,32 @@ def test_hit_rate_is_the_share_that_fits(load: Load, options: Callable[..., Cach
     assert all(abs(rate - share) < 0.2 for rate in rates[1:])
 
 
+def test_resized_job_reaches_the_optimum_within_two_epochs(load: Load, options: Callable[..., CacheOptions]) -> None:
+    """When a node gets other blocks, entries that nobody touches for an epoch make room: epoch 3 hits what fits."""
+    transform = {"png": ImageTransform(size=128, fit="stretch", engine="pillow")}
+    # Room for what one of four ranks serves, and a tenth for headers.
+    max_bytes = int(1.1 * NUM_SAMPLES / 4 * 3 * 128 * 128)
+    small_blocks = LoaderOptions(threads=2, tail="uneven", block_rows=4)
+    arguments = {
+        "transform": transform,
+        "cache": options(decoded=True, max_bytes=max_bytes),
+        "options": small_blocks,
+    }
+    before = pictures(load, world=World(rank=0, world_size=2), **arguments)
+    for _ in range(2):
+        contents(before)
+    assert before.stats()["cache"]["hit_rate"] > 0.3
+    del before  # the old job is gone, and with it its claim to what it touched last
+    after = pictures(load, world=World(rank=3, world_size=4), **arguments)
+    after.set_epoch(2)
+    rates = []
+    for _ in range(4):
+        contents(after)
+        rates.append(after.stats()["cache"]["hit_rate"])
+    assert rates[2] > 0.8
+    assert rates[3] > 0.8
+
+
 def test_cache_folder_that_is_a_file_is_refused(
     load: Load, tmp_path: Path, options: Callable[..., CacheOptions]
 ) -> None:
