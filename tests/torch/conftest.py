@@ -1,5 +1,6 @@
 """A small data set, and ways to run and end other processes."""
 
+import gc
 import multiprocessing
 import os
 import select
@@ -31,14 +32,8 @@ def workers() -> Callable[..., "DataLoader[Batch]"]:
     """Puts a dataset into a ``DataLoader`` whose waits end with an error after a minute."""
 
     def build(dataset: TorchIterable, num_workers: int = 2, context: str = "fork", **options: Any) -> DataLoader[Batch]:
-        return DataLoader(
-            dataset,
-            batch_size=None,
-            num_workers=num_workers,
-            multiprocessing_context=context if num_workers else None,
-            timeout=LIMIT_S if num_workers else 0,
-            **options,
-        )
+        arguments: dict[str, Any] = {"timeout": LIMIT_S, "multiprocessing_context": context} if num_workers else {}
+        return DataLoader(dataset, batch_size=None, num_workers=num_workers, **{**arguments, **options})
 
     return build
 
@@ -47,6 +42,7 @@ def workers() -> Callable[..., "DataLoader[Batch]"]:
 def no_process_left() -> Iterator[None]:
     """No test of this folder may leave a child process behind."""
     yield
+    gc.collect()
     for child in multiprocessing.active_children():
         child.join(10)
     assert multiprocessing.active_children() == []
