@@ -10,6 +10,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,10 +29,13 @@ from janus_shards.format.manifest import Manifest, ManifestPointer, ShardRecord
 from janus_shards.format.naming import MANIFEST_NAME, generation_name, index_name
 from janus_shards.sample import RawBytes
 from janus_shards.storage.base import Storage, StorageOptions
+from janus_shards.storage.local import LocalStorage
 from janus_shards.storage.urls import open_storage
 
 # Decoded indexes kept in memory. 48 bytes a sample: 256 MiB hold about five million rows.
 _INDEX_MEMORY_BYTES = 256 << 20
+# Indexes of a data set up to this length in all are copied: nobody can take away the bytes under a copy.
+_COPY_INDEX_BYTES = 16 << 20
 
 
 def load_manifest(storage: Storage, *, generation: int | None = None, fingerprint: str | None = None) -> Manifest:
@@ -118,6 +122,8 @@ class Catalog:
         self.storage = storage
         self._index_storage = index_storage
         self.row_starts = np.concatenate([[0], np.cumsum(manifest.shard_rows())]).astype(np.int64)
+        # Large indexes are pages of their files, which the workers of a loader share instead of having a copy each.
+        self._maps_indexes = sum(shard.index_bytes for shard in manifest.shards) > _COPY_INDEX_BYTES
         self._indexes: OrderedDict[int, ShardIndex] = OrderedDict()
         self._index_bytes = 0
         self._etags: dict[int, str | None] = {}
@@ -176,7 +182,7 @@ class Catalog:
         name = index_name(record.name)
         where = f"{self._index_storage.url}/{name}"
         try:
-            data = self._index_storage.read(name, 0, record.index_bytes)
+            data = self._read_index(name, record.index_bytes)
         except (ObjectNotFoundError, IntegrityError) as exc:
             raise self._index_error(where, record, f"could not read its {record.index_bytes} bytes: {exc}") from exc
         if hashlib.sha256(data).digest() != record.index_sha256:
@@ -185,9 +191,16 @@ class Catalog:
         if index.tar_bytes != record.tar_bytes or index.num_samples != record.num_samples:
             raise self._index_error(where, record, "it describes another shard")
         if self.storage.is_local:
-            # Costs nothing here, and keeps a cut shard from giving the fields that its index holds.
-            self.etag(number)
+            # Costs nothing here, and keeps a cut shard from giving the fields that its index holds. A shard that is
+            # not there is told when it is read.
+            with suppress(ObjectNotFoundError):
+                self.etag(number)
         return index
+
+    def _read_index(self, name: str, num_bytes: int) -> RawBytes:
+        if isinstance(self._index_storage, LocalStorage) and self._maps_indexes:
+            return self._index_storage.map(name, num_bytes)
+        return self._index_storage.read(name, 0, num_bytes)
 
     def _index_error(self, where: str, record: ShardRecord, problem: str) -> IndexFormatError:
         return IndexFormatError(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from janus_shards.errors import ConfigError, FormatError, VersionError
 from janus_shards.format.naming import is_unicode
+from janus_shards.format.views import unpack_views
 from janus_shards.sample import RawBytes
 
 FORMAT_VERSION = 1
@@ -28,6 +29,7 @@ _CHECKSUM_BYTES = 8
 # What may stand before a bin. Anything else in a file is damage: numpy would also parse object and record dtypes.
 _DTYPES = {name: np.dtype(name) for name in ("|b1", "|u1", "<u4", "<u8", "<i8", "<f8")}
 _UNSIGNED = ("<u4", "<u8")
+_BINARY = (bytes, memoryview)
 
 #: A decoded MessagePack map; values are checked by the methods of ``Columns``.
 PackedMap: TypeAlias = dict[str, Any]
@@ -64,7 +66,7 @@ def _check_entries(magic: str, value: object) -> None:
 
 
 def unpack_map(data: RawBytes, *, magic: str, name: str, error: type[FormatError]) -> PackedMap:
-    """The map that ``pack_map`` made.
+    """The map that ``pack_map`` made; binary entries are views of ``data``.
 
     Args:
         data: Bytes of the whole object.
@@ -76,18 +78,10 @@ def unpack_map(data: RawBytes, *, magic: str, name: str, error: type[FormatError
         VersionError: The magic and the checksum are right and the version is not.
     """
     try:
-        content = msgpack.unpackb(
-            data,
-            unicode_errors="surrogateescape",
-            object_pairs_hook=_unique_map,
-            max_array_len=MAX_ENTRIES,
-            max_map_len=MAX_ENTRIES,
-            max_ext_len=0,
-        )
-    except (ValueError, msgpack.exceptions.UnpackException) as exc:
+        content = unpack_views(data, max_entries=MAX_ENTRIES)
+    except ValueError as exc:
         raise error(
-            f"{name}: expected one MessagePack map of {magic}, found damaged bytes ({str(exc) or type(exc).__name__})",
-            shard=name,
+            f"{name}: expected one MessagePack map of {magic}, found damaged bytes ({exc})", shard=name
         ) from exc
     if not isinstance(content, dict) or content.get("magic") != magic:
         raise error(f"{name}: expected a MessagePack map with magic {magic!r}, found something else", shard=name)
@@ -102,15 +96,6 @@ def unpack_map(data: RawBytes, *, magic: str, name: str, error: type[FormatError
             shard=name,
         )
     return content
-
-
-def _unique_map(pairs: list[tuple[object, object]]) -> PackedMap:
-    found: PackedMap = {}
-    for key, value in pairs:
-        if not isinstance(key, str) or key in found:
-            raise ValueError(f"key {key!r} is no text or occurs twice")
-        found[key] = value
-    return found
 
 
 def _checksum(body: RawBytes) -> bytes:
@@ -157,11 +142,18 @@ class Columns:
             raise self.damaged(key, "a list of texts", value)
         return value
 
-    def binary(self, key: str, length: int | None = None) -> bytes:
-        """Bytes, exactly ``length`` of them where that is given."""
+    def binary(self, key: str, length: int) -> bytes:
+        """A copy of exactly ``length`` bytes."""
         value = self._content.get(key)
-        if not isinstance(value, bytes) or (length is not None and len(value) != length):
-            raise self.damaged(key, "bytes" if length is None else f"{length} bytes", value)
+        if not isinstance(value, _BINARY) or len(value) != length:
+            raise self.damaged(key, f"{length} bytes", value)
+        return bytes(value)
+
+    def view(self, key: str) -> RawBytes:
+        """Bytes of any length, where they lie."""
+        value = self._content.get(key)
+        if not isinstance(value, _BINARY):
+            raise self.damaged(key, "bytes", value)
         return value
 
     def array(self, key: str, length: int, dtypes: tuple[str, ...] = _UNSIGNED) -> NDArray[Any]:
@@ -178,7 +170,7 @@ class Columns:
         if value is None:
             return None
         dtype, data = value if isinstance(value, list) and len(value) == 2 else (None, None)
-        if dtype not in dtypes or not isinstance(data, bytes) or len(data) % _DTYPES[dtype].itemsize:
+        if dtype not in dtypes or not isinstance(data, _BINARY) or len(data) % _DTYPES[dtype].itemsize:
             raise self.damaged(key, f"an array of {' or '.join(dtypes)}", value)
         array = np.frombuffer(data, dtype=_DTYPES[dtype])
         if dtype == "|b1" and len(array) and array.view(np.uint8).max() > 1:
@@ -188,7 +180,7 @@ class Columns:
     def strings(self, key: str, length: int) -> "Strings":
         """A column of ``length`` strings."""
         inner = self.map(key)
-        offsets, data = inner.array("offsets", length + 1), inner.binary("data")
+        offsets, data = inner.array("offsets", length + 1), inner.view("data")
         # Compared, not subtracted: differences of unsigned numbers wrap round.
         if offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any():
             raise self.damaged(key, f"{length} strings", "offsets that do not fit their bytes")
@@ -223,7 +215,7 @@ class Strings:
 
     __slots__ = ("data", "offsets")
 
-    def __init__(self, data: bytes, offsets: NDArray[Any]) -> None:
+    def __init__(self, data: RawBytes, offsets: NDArray[Any]) -> None:
         self.data = data
         self.offsets = offsets
 
@@ -238,7 +230,7 @@ class Strings:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> bytes:
-        return self.data[self.offsets[row] : self.offsets[row + 1]]
+        return bytes(self.data[self.offsets[row] : self.offsets[row + 1]])
 
     def texts(self, rows: NDArray[np.int64] | None = None) -> list[str]:
         """The strings of some rows, or of all, decoded as UTF-8 with surrogate escapes."""
@@ -246,7 +238,7 @@ class Strings:
         stops = self.offsets[1:] if rows is None else self.offsets[rows + 1]
         data = self.data
         return [
-            data[a:b].decode("utf-8", "surrogateescape") for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
+            str(data[a:b], "utf-8", "surrogateescape") for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
 
 

@@ -31,6 +31,8 @@ from janus_shards.sample import RawBytes
 INDEX_MAGIC = "janus-shards-index"
 DEFAULT_INLINE_BYTES = 4096
 
+_MARK_VALUES = 256
+
 #: Values of this length and more are never kept in an index.
 MAX_INLINE_BYTES = 1 << 24
 
@@ -69,7 +71,7 @@ class FieldColumn:
     units: NDArray[np.uint32]
     sizes: NDArray[Any]
     xxh3: NDArray[np.uint64]
-    inline: bytes = b""
+    inline: RawBytes = b""
     inline_bytes: int = 0
 
     def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -81,12 +83,43 @@ class FieldColumn:
         at = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
         return np.where(self.rows[at] == rows, at, -1)
 
-    @cached_property
-    def inline_starts(self) -> NDArray[np.int64]:
-        """Start of each value in ``inline``, shape ``(m + 1,)``; meaningful where ``sizes < inline_bytes``."""
-        starts = np.zeros(len(self.sizes) + 1, dtype=np.int64)
-        np.cumsum(np.where(self.sizes < self.inline_bytes, self.sizes, 0), out=starts[1:])
+    def inline_starts(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Start in ``inline`` of the values at some places, which may be any where ``sizes >= inline_bytes``."""
+        first, last = int(places.min()) // _MARK_VALUES, int(places.max()) // _MARK_VALUES
+        if first == last:
+            return self._starts_from(first)[places - first * _MARK_VALUES]
+        kept = self._kept_sizes(first * _MARK_VALUES, (last + 1) * _MARK_VALUES)
+        at = places - first * _MARK_VALUES
+        starts: NDArray[np.int64] = self._inline_marks[first] + np.cumsum(kept)[at] - kept[at]
         return starts
+
+    def _starts_from(self, mark: int) -> NDArray[np.int64]:
+        """Starts of the values behind one mark; those asked for last are kept, as neighbours are asked for next."""
+        last: tuple[int, NDArray[np.int64]] | None = self.__dict__.get("_last_starts")
+        if last is None or last[0] != mark:
+            kept = self._kept_sizes(mark * _MARK_VALUES, (mark + 1) * _MARK_VALUES)
+            last = mark, self._inline_marks[mark] + np.cumsum(kept) - kept
+            self.__dict__["_last_starts"] = last  # one assignment, so that threads may do it at once
+        return last[1]
+
+    @property
+    def num_inline_bytes(self) -> int:
+        """Length that ``inline`` must have."""
+        return int(self._inline_marks[-1])
+
+    @cached_property
+    def _inline_marks(self) -> NDArray[np.int64]:
+        """Bytes of ``inline`` in front of every 256th value, and of all of them.
+
+        Starts of all values would take 8 bytes a value in each process that shares the index with others.
+        """
+        kept = self._kept_sizes(0, len(self.sizes))
+        sums = np.add.reduceat(kept, np.arange(0, len(kept), _MARK_VALUES)) if len(kept) else kept
+        return np.concatenate([[0], np.cumsum(sums)]).astype(np.int64)
+
+    def _kept_sizes(self, start: int, stop: int) -> NDArray[np.int64]:
+        sizes = self.sizes[start:stop]
+        return np.where(sizes < self.inline_bytes, sizes, 0).astype(np.int64)
 
 
 class Spans(NamedTuple):
@@ -157,12 +190,15 @@ class ShardIndex:
         column = self.fields.get(field_name)
         if column is None or not column.inline_bytes or not len(column.sizes):
             return [None] * len(rows)
+        if not len(rows):
+            return []
         places = column.places(rows)
-        kept = (places >= 0) & (column.sizes[places] < column.inline_bytes)
-        starts, data = column.inline_starts[places], column.inline
-        stops = column.inline_starts[places + 1]
+        sizes = column.sizes[places]
+        kept = (places >= 0) & (sizes < column.inline_bytes)
+        starts, data = column.inline_starts(np.maximum(places, 0)), column.inline
+        stops = starts + sizes.astype(np.int64)
         found = zip(kept.tolist(), starts.tolist(), stops.tolist(), strict=True)
-        return [data[start:stop] if keep else None for keep, start, stop in found]
+        return [bytes(data[start:stop]) if keep else None for keep, start, stop in found]
 
     def fields_of(self, row: int) -> list[FieldSpan]:
         """All fields of one sample, in the order of their members."""
@@ -241,13 +277,13 @@ def _unpack_field(fields: Columns, name: str, num_samples: int, tar_bytes: int) 
         units=packed.array("offset", length, ("<u4",)),
         sizes=packed.array("size", length),
         xxh3=packed.array("xxh3", length, ("<u8",)),
-        inline=packed.binary("inline") if has_inline else b"",
+        inline=packed.view("inline") if has_inline else b"",
         inline_bytes=packed.integer("inline_bytes", MAX_INLINE_BYTES) if has_inline else 0,
     )
     if not _lies_inside(column, tar_bytes):
         raise packed.damaged("offset", f"fields inside the {tar_bytes} bytes of the shard", "one that ends beyond")
-    if int(column.inline_starts[-1]) != len(column.inline):
-        raise packed.damaged("inline", f"{int(column.inline_starts[-1])} bytes", f"{len(column.inline)} bytes")
+    if column.num_inline_bytes != len(column.inline):
+        raise packed.damaged("inline", f"{column.num_inline_bytes} bytes", f"{len(column.inline)} bytes")
     return column
 
 

@@ -4,12 +4,16 @@ Reads may follow symbolic links, as users link data sets together; writes never 
 """
 
 import contextlib
+import mmap
 import os
 import resource
 import stat
+import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from janus_shards.errors import IntegrityError, ObjectNotFoundError, StorageError
 from janus_shards.sample import RawBytes
@@ -18,6 +22,8 @@ from janus_shards.storage.local_errors import file_error, file_etag, short_file,
 from janus_shards.storage.local_upload import LocalUpload, is_abandoned, is_leftover, remove_unless_locked
 
 _MAX_OPEN_FILES = 4096
+# Before Python 3.13 each mapping keeps a descriptor of its own.
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 class LocalStorage:
@@ -39,6 +45,8 @@ class LocalStorage:
         self._max_open_files = max_open_files or _default_max_open_files()
         # OrderedDict's methods are atomic; a file closes when the last reader lets go of it, not when it is evicted.
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._max_maps = sys.maxsize if _UNTRACKED else 2 * self._max_open_files
 
     def __reduce__(self) -> tuple[type["LocalStorage"], tuple[str]]:
         return LocalStorage, (self.root,)
@@ -84,6 +92,27 @@ class LocalStorage:
                 buffer[:] = self._read_rest(file, name, start, start + len(buffer), b"")
         except OSError as exc:
             raise file_error(exc, f"reading {len(buffer)} bytes at {start} of {self._path(name)}", name) from exc
+
+    def map(self, name: str, stop: int) -> RawBytes:
+        """The first ``stop`` bytes of a file as pages of it, which all processes of the machine share.
+
+        Whoever cuts the file meanwhile kills its readers (SIGBUS); a file that is replaced is safe. Where descriptors
+        are scarce, the bytes are a copy.
+        """
+        if not stop or len(self._maps) >= self._max_maps:
+            return self.read(name, 0, stop)
+        path = self._path(name)
+        with translated(f"mapping {path}", name):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                size = os.fstat(fd).st_size
+                if size < stop:
+                    raise short_file(path, name, start=0, stop=stop, size=size)
+                mapped = _map_pages(fd, stop)
+            finally:
+                os.close(fd)
+        self._maps.add(mapped)
+        return memoryview(mapped)
 
     def stream(self, name: str, *, chunk_bytes: int = 4 * 2**20) -> Iterator[RawBytes]:
         """The whole file in order."""
@@ -253,6 +282,10 @@ class _OpenFile:
         # Bound early: at the end of the interpreter the name may be gone.
         if self.fd >= 0:
             close(self.fd)
+
+
+def _map_pages(fd: int, length: int) -> mmap.mmap:
+    return mmap.mmap(fd, length, access=mmap.ACCESS_READ, **_UNTRACKED)
 
 
 def _default_max_open_files() -> int:

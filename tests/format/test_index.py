@@ -115,6 +115,26 @@ def test_a_field_that_some_rows_lack_has_a_row_list() -> None:
     assert index.fields["jpg"].rows.tolist() == [0, 2]
 
 
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=700),
+    st.booleans(),
+    st.lists(st.integers(0, 10_000), min_size=1, max_size=6),
+)
+def test_inline_data_of_many_rows_is_found(sizes: list[int], sparse: bool, asked: list[int]) -> None:
+    """Any rows of a long shard, near each other or far apart, give the data that they have."""
+    rows = [
+        (str(at), {"txt": bytes([at % 256]) * size, **({"cls": b"%d" % at} if not sparse or at % 3 == 0 else {})})
+        for at, size in enumerate(sizes)
+    ]
+    found = reread(build(rows, inline_bytes=9)[0])
+    places = [at % len(sizes) for at in asked]
+    for name in ("txt", "cls"):
+        expected = [rows[at][1].get(name) for at in places]
+        expected = [data if data is not None and len(data) < 9 else None for data in expected]
+        assert found.inline_many(name, np.array(places)) == expected
+        assert [found.inline(name, at) for at in places] == expected
+
+
 def test_inline_data_is_what_is_shorter_than_the_limit() -> None:
     """From the limit on a value stays in the shard only; pictures always do; an empty value is inline and empty."""
     rows = [("a", {"txt": b"1234", "jpg": b"1"}), ("b", {"txt": b"123"}), ("c", {"txt": b""})]

@@ -1,3 +1,4 @@
+import gc
 import os
 import pickle
 import resource
@@ -169,6 +170,32 @@ def test_missing_root_is_named(tmp_path: Path) -> None:
     for access in (LocalStorage(tmp_path).head, LocalStorage(tmp_path).read):
         with pytest.raises(ObjectNotFoundError):
             access("sub")
+
+
+def test_mapped_files_are_pages_that_processes_share(storage: LocalStorage, tmp_path: Path) -> None:
+    """A mapping has the asked bytes, and keeps them when the file is replaced; a file that is too short is an error."""
+    storage.put("x.idx", b"0123456789")
+    mapped = storage.map("x.idx", 4)
+    assert (bytes(mapped), storage.map("x.idx", 0)) == (b"0123", b"")
+    storage.put("x.idx", b"abcd")
+    assert (bytes(mapped), bytes(storage.map("x.idx", 4))) == (b"0123", b"abcd")
+    with pytest.raises(IntegrityError, match="4 bytes"):
+        storage.map("x.idx", 5)
+    with pytest.raises(ObjectNotFoundError):
+        storage.map("gone", 5)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="mappings need no descriptor there")
+def test_mappings_leave_descriptors_to_others(tmp_path: Path) -> None:
+    """Beyond twice the kept descriptors the bytes are copies; with the mappings gone, there is room again."""
+    storage = LocalStorage(tmp_path, max_open_files=2)
+    storage.put("x.idx", b"0123456789")
+    found = [storage.map("x.idx", 10) for _ in range(6)]
+    assert [isinstance(data, memoryview) for data in found] == [True] * 4 + [False] * 2
+    assert {bytes(data) for data in found} == {b"0123456789"}
+    del found
+    gc.collect()
+    assert isinstance(storage.map("x.idx", 10), memoryview)
 
 
 def test_forked_child_reads_on(storage: LocalStorage) -> None:
