@@ -38,15 +38,22 @@ class DiskCache:
         dataset: Fingerprint of the data set that is read through it.
         shares: Which part of it to keep.
         locks: How processes exclude each other.
+        max_open: Entries whose files are open at a time; a part of what the process may open when not given.
     """
 
     def __init__(
-        self, options: CacheOptions, *, dataset: str, shares: Shares | None = None, locks: RangeLocks | None = None
+        self,
+        options: CacheOptions,
+        *,
+        dataset: str,
+        shares: Shares | None = None,
+        locks: RangeLocks | None = None,
+        max_open: int | None = None,
     ) -> None:
         self.options = options
         self._dataset = dataset
         self._shares = shares or Shares()
-        self._shelf = Shelf(options, dataset=dataset, locks=locks or FileLocks())
+        self._shelf = Shelf(options, dataset=dataset, locks=locks or FileLocks(), max_open=max_open)
         self._reset()
         _living.add(self)
 

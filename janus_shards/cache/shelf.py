@@ -53,11 +53,13 @@ class Shelf:
         options: Folder and budgets.
         dataset: Fingerprint of the data set that is read.
         locks: How processes exclude each other.
+        max_open: Entries whose files are open at a time; a part of what the process may open when not given.
     """
 
-    def __init__(self, options: CacheOptions, *, dataset: str, locks: RangeLocks) -> None:
+    def __init__(self, options: CacheOptions, *, dataset: str, locks: RangeLocks, max_open: int | None = None) -> None:
         self.options = options
         self.locks = locks
+        self._max_open = max_open
         self._dataset = dataset
         self._warned = False
         # Whether entries may be looked for, and whether they may be stored, for good and in this epoch.
@@ -102,7 +104,7 @@ class Shelf:
             self._reads = self._writes = False
             self._warn("opening the folder", exc, "nothing is cached")
             return None
-        return Opened(folder, EntryFiles(folder), self._open_budget(folder))
+        return Opened(folder, EntryFiles(folder, max_open=self._max_open), self._open_budget(folder))
 
     def _open_budget(self, folder: CacheFolder) -> Budget | None:
         budget = None

@@ -1,0 +1,56 @@
+"""Caches in temporary folders, with names of entries by number."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from janus_shards.cache.base import CacheOptions, EntryKey
+from janus_shards.cache.disk import DiskCache, open_disk_cache
+
+OpenCache = Callable[..., DiskCache]
+
+
+def make_key(number: int, *, dataset: str = "a", transform: str = "", rows: int = 4) -> EntryKey:
+    """Name of the entry of a block."""
+    return EntryKey(
+        dataset=dataset,
+        shard="train-000000.tar",
+        version="5" * 64,
+        row_start=number * rows,
+        row_stop=(number + 1) * rows,
+        fields=("jpg",),
+        transform=transform,
+    )
+
+
+@pytest.fixture
+def key() -> Callable[..., EntryKey]:
+    """Makes names."""
+    return make_key
+
+
+@pytest.fixture
+def open_cache(tmp_path: Path) -> Iterator[OpenCache]:
+    """Opens caches of one directory, each as another process would; all are closed at the end."""
+    opened = []
+
+    def make(*, dataset: str = "a", max_bytes: int = 10**6, **options: object) -> DiskCache:
+        chosen = CacheOptions(directory=str(tmp_path / "cache"), max_bytes=max_bytes, min_free_bytes=0, **options)
+        opened.append(open_disk_cache(chosen, dataset=dataset))
+        return opened[-1]
+
+    yield make
+    for cache in opened:
+        cache.close()
+
+
+@pytest.fixture
+def entries(tmp_path: Path) -> Callable[[], list[Path]]:
+    """Lists the files of entries and temporary files in the directory."""
+
+    def found() -> list[Path]:
+        files = sorted((tmp_path / "cache").glob("janus-cache-*/*"))
+        return [path for path in files if path.suffix in (".raw", ".rows") or path.name.startswith("tmp-")]
+
+    return found
