@@ -124,7 +124,10 @@ def choose_generation(
         ConfigError: ``allow`` holds a name that no difference has.
     """
     _check_allow(allow, current)
-    if _APPEND in allow and prefix is not None and not _differences(saved, prefix, allow):
+    if _APPEND in allow and prefix is not None and prefix.fingerprint == saved.fingerprint:
+        found = _differences(saved, prefix, allow)
+        if found:
+            raise ResumeError(_message(found, saved, prefix, allow))
         _check_position(saved, prefix)
         # At the start of an epoch there is nothing to finish.
         return "prefix" if saved.position else "current"

@@ -177,7 +177,8 @@ class Loader:
         self.close()
         saved = Cursor.from_dict(state)
         shorter = saved.num_shards < len(self.dataset.catalog.manifest.shards)
-        old = self._open_prefix(saved.num_shards) if shorter and "append" in allow else None
+        begins = shorter and self.dataset.prefix_fingerprint(saved.num_shards) == saved.fingerprint
+        old = self._open_prefix(saved.num_shards) if begins and "append" in allow else None
         prefix = self._cursor_of(old, saved.num_shards) if old is not None else None
         current = self._cursor_of(self._order, len(self.dataset.catalog.manifest.shards))
         chosen = choose_generation(saved, current, prefix=prefix, allow=allow)

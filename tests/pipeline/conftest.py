@@ -16,9 +16,11 @@ from janus_shards.writer import ShardWriter
 NUM_SAMPLES = 203
 
 
-def write_samples(root: Path, *, count: int = NUM_SAMPLES, samples_a_shard: int = 30, first: int = 0) -> None:
+def write_samples(
+    root: Path, *, count: int = NUM_SAMPLES, samples_a_shard: int = 30, first: int = 0, prefix: str = "part"
+) -> None:
     """A data set of tiny pictures, captions and labels; sample i has key ``k<i>``, ``caption i``, label i mod 7."""
-    with ShardWriter(str(root), prefix="part", max_samples=samples_a_shard) as writer:
+    with ShardWriter(str(root), prefix=prefix, max_samples=samples_a_shard) as writer:
         for number in range(first, first + count):
             picture = np.full((6 + number % 5, 8, 3), number % 256, np.uint8)
             sample = {"__key__": f"k{number:04d}", "png": picture, "txt": f"caption {number}", "cls": number % 7}
