@@ -95,12 +95,20 @@ class Budget:
         return self._slot or 0
 
     def admits(self, num_bytes: int) -> bool:
-        """Whether so many bytes would be admitted now."""
+        """Whether so many bytes would be admitted now.
+
+        Raises:
+            OSError: The budget has room, but the disk has not.
+        """
         with self._lock:
             return self._ensure(num_bytes)
 
     def reserve(self, num_bytes: int) -> bool:
-        """Take bytes for an entry; ``spend`` or ``refund`` them afterwards."""
+        """Take bytes for an entry, if it is admitted; ``spend`` or ``refund`` them afterwards.
+
+        Raises:
+            OSError: The budget has room, but the disk has not.
+        """
         with self._lock:
             if not self._ensure(num_bytes):
                 return False
@@ -152,10 +160,13 @@ class Budget:
             return True
         if self._refused is not None and num_bytes >= self._refused:
             return False
-        if num_bytes > self._budget_bytes or not self._lease(num_bytes - self._left):
-            self._refused = num_bytes
-            return False
-        return True
+        leased = False
+        try:
+            leased = num_bytes <= self._budget_bytes and self._lease(num_bytes - self._left)
+        finally:
+            if not leased:
+                self._refused = num_bytes
+        return leased
 
     def _lease(self, needed: int) -> bool:
         """Take at least ``needed`` bytes more from the budget."""
@@ -169,7 +180,11 @@ class Budget:
                 leased = self._make_room(usage, needed)
             slot.leased += leased
             usage.total += leased
+            is_full = usage.total + needed > self._budget_bytes
         self._left += leased
+        if not leased and not is_full:
+            free = self._folder.free_bytes()
+            raise OSError(errno.ENOSPC, f"{free} bytes are free, {self._floor_bytes} are to stay free")
         return leased > 0
 
     def _settle(self, slot: Slot) -> None:
