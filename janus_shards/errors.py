@@ -12,8 +12,9 @@
       ResumeError
 
 Worker processes re-raise these, so each one can be built from a single message string and survives pickling with its
-context. Torch's ``DataLoader`` re-raises what a worker raised from the text of its traceback alone; the last line of that
-text is a note with the context, which is read back from there. Foreign exceptions are translated where they arise, in the module that owns the foreign library, never here.
+context. Torch's ``DataLoader`` re-raises what a worker raised from the text of its traceback alone; the last line of
+that text is a note with the context, which is read back from there. Foreign exceptions are translated where they arise,
+in the module that owns the foreign library, never here.
 """
 
 import json

@@ -81,7 +81,7 @@ def test_captions_waste_less_than_5_percent():
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers():
-    """A row longer than the budget is an error that says how many, how long, and what fits; or it is cut and counted."""
+    """A row longer than the budget is an error that says how many, how long, and what fits; or it is cut."""
     lengths = {"tokens": np.array([5, 100, 90, 7])}
     with pytest.raises(ConfigError, match=r"2 of 4 samples .* up to 100 tokens for one, and 64 fit.*max_length=64"):
         TokenBudget(column="tokens", max_tokens=64).sizes(lengths)
