@@ -128,6 +128,8 @@ def _decompressor(name: str, shard: str) -> tuple[Callable[[], _Decompressor], t
         return bz2.BZ2Decompressor, OSError
     if name == "xz":
         return lzma.LZMADecompressor, lzma.LZMAError
+    if name != "zstd":
+        raise _error("compressed_shard", f"{name} is not read here; unpack it first", shard)
     if importlib.util.find_spec("compression") is None:
         raise _error("compressed_shard", "reading zstd needs Python 3.14; unpack it first with `zstd -d`", shard)
     module = importlib.import_module("compression.zstd")

@@ -5,6 +5,7 @@ webdataset would give.
 """
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -178,8 +179,8 @@ def _check_agreement(samples: Mapping[str, Mapping[str, SourceFile]], folder: st
     problems = [_disagreement(key, samples[key], usual) for key in odd]
     raise MissingFieldError(
         f"{folder}: expected the fields {', '.join(sorted(usual))} in every sample, as {counts[usual]} of "
-        f"{len(samples)} have: "
-        f"{name_some(problems)}. Complete or remove these files, or allow it with allow_missing=True (--allow-missing)",
+        f"{len(samples)} have: {name_some(problems)}{_look_alikes(odd)}. Complete or remove these files, or allow it "
+        "with allow_missing=True (--allow-missing)",
         shard=folder,
         key=odd[0],
     )
@@ -193,6 +194,15 @@ def _disagreement(key: str, fields: Mapping[str, SourceFile], usual: frozenset[s
     return (
         f"{name!r} has {', but '.join(problems)} beside it" if missing else f"{name!r} of key {key!r} has {problems[0]}"
     )
+
+
+def _look_alikes(keys: Iterable[str]) -> str:
+    """A word on keys that look the same and are not: Macs store accents apart from their letters, others together."""
+    twins: dict[str, list[str]] = {}
+    for key in keys:
+        twins.setdefault(unicodedata.normalize("NFC", key), []).append(key)
+    pairs = [f"{found[0]!a} and {found[1]!a}" for found in twins.values() if len(found) > 1]
+    return f"; {pairs[0]} differ in nothing but the Unicode form of an accent" if pairs else ""
 
 
 def _dot_warning(dotted: Sequence[tuple[str, str, str]], dots: DotRule) -> list[str]:

@@ -8,15 +8,23 @@ import csv
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from janus_shards.decode.fields import encode_field
 from janus_shards.decode.headers import image_format
 from janus_shards.decode.image import image_size
-from janus_shards.errors import ConfigError, DecodeError, FormatError, JanusShardsError, StorageError
+from janus_shards.errors import (
+    ConfigError,
+    DecodeError,
+    FormatError,
+    JanusShardsError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from janus_shards.format.naming import check_field, check_key
 from janus_shards.operations.folders import SourceFile
 from janus_shards.operations.sources import Part, SourcePlan, SourceSample, counted, is_image, name_some
@@ -26,6 +34,7 @@ from janus_shards.sample import RawBytes
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 _BOM = "\ufeff"
+_UNICODE_FORMS: Sequence[Literal["NFC", "NFD"]] = ("NFC", "NFD")
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -292,14 +301,24 @@ class _Planner:
         if "." not in value.rpartition("/")[2] or not is_image(field):
             raise _BadRowError(f"column {column!r}: expected the path of a picture such as photo.jpg, found {value!r}")
         try:
-            file = self.stat(value)
+            file = self._find(value)
             if self.read is not None:
-                image_size(self.read(value))
+                image_size(self.read(file.name))
         except StorageError as exc:
             raise _BadRowError(f"{exc.message} (missing_file)") from exc
         except DecodeError as exc:
             raise _BadRowError(f"column {column!r}: {value!r}: {exc.message} ({exc.kind})") from exc
-        return Part(field, file.size, value, mtime_ns=file.mtime_ns)
+        return Part(field, file.size, file.name, mtime_ns=file.mtime_ns)
+
+    def _find(self, path: str) -> SourceFile:
+        """The file of this name, or of the same name with its accents composed or apart, as Macs store them."""
+        try:
+            return self.stat(path)
+        except ObjectNotFoundError:
+            for form in _UNICODE_FORMS:
+                with suppress(ObjectNotFoundError):
+                    return self.stat(unicodedata.normalize(form, path))
+            raise
 
 
 def _embedded_image(data: bytes, column: str) -> Part:

@@ -70,10 +70,13 @@ def test_damage_is_told_by_kind(name: str, change: Callable[[bytes], bytes], kin
         assert caught.value.kind in (kind, "truncated_shard" if kind == "compressed_shard" else kind)
 
 
-def test_zstd_is_recognised() -> None:
-    """Damaged zstd, or zstd that this Python cannot read, is named as what it is."""
-    with pytest.raises(TarFormatError, match=r"shard s\.tar: .*zstd"):
-        read(b"\x28\xb5\x2f\xfd" + bytes(600))
+@pytest.mark.parametrize(
+    ("name", "magic"), [("zstd", b"\x28\xb5\x2f\xfd"), ("lz4", b"\x04\x22\x4d\x18"), ("zip", b"PK\x03\x04")]
+)
+def test_what_cannot_be_read_is_recognised(name: str, magic: bytes) -> None:
+    """A compression that is damaged, or that this Python does not know, is named as what it is."""
+    with pytest.raises(TarFormatError, match=rf"shard s\.tar: .*{name}"):
+        read(magic + bytes(600))
 
 
 def test_memory_does_not_follow_what_a_few_bytes_stand_for() -> None:

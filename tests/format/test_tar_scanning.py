@@ -203,6 +203,8 @@ REFUSED: dict[str, tuple[str, bytes]] = {
     "zstd": ("compressed_shard", b"\x28\xb5\x2f\xfd" + bytes(600)),
     "bzip2": ("compressed_shard", b"BZh91AY&SY" + bytes(600)),
     "xz": ("compressed_shard", b"\xfd7zXZ\0" + bytes(600)),
+    "lz4": ("compressed_shard", b"\x04\x22\x4d\x18" + bytes(600)),
+    "zip": ("compressed_shard", b"PK\x03\x04" + bytes(600)),
     "cut in the first header": ("truncated_shard", A_TXT[:300]),
     "cut in the first name field": ("truncated_shard", A_TXT[:90]),
     "cut in data": ("truncated_shard", A_TXT[:514]),

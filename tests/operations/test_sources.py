@@ -69,6 +69,12 @@ def test_only_the_first_ten_of_many_are_named() -> None:
     assert "b10.jpg" not in str(caught.value)
 
 
+def test_names_that_only_look_the_same_are_told() -> None:
+    """A picture and a caption whose names differ in the Unicode form of an accent are no pair, and the reason is told."""
+    with pytest.raises(MissingFieldError, match=r"'cafe\\u0301' and 'caf\\xe9' differ in nothing but the Unicode form"):
+        plan("a.jpg", "a.txt", "b.jpg", "b.txt", "caf\u00e9.jpg", "cafe\u0301.txt")
+
+
 def test_fields_that_differ_in_case_only_are_refused() -> None:
     """``a.jpg`` beside ``a.JPG`` would be one field twice."""
     with pytest.raises(FormatError, match=r"'a.JPG' and 'a.jpg'") as caught:

@@ -84,6 +84,20 @@ def test_picture_is_named_after_its_extension() -> None:
     assert (part.field, part.path, part.size) == ("jpeg", "sub.dir/A.x.JPEG", 100)
 
 
+@pytest.mark.parametrize(("named", "there"), [("caf\u00e9.png", "cafe\u0301.png"), ("cafe\u0301.png", "caf\u00e9.png")])
+def test_files_are_found_in_either_unicode_form(named: str, there: str) -> None:
+    """A table and a file system may write accents in different ways; the file of the other form is taken."""
+
+    def stat_one(path: str) -> SourceFile:
+        if path != there:
+            raise ObjectNotFoundError(f"{path!r}: there is no such file")
+        return SourceFile(path, 100)
+
+    table = rows(f"id,image,caption\n1,{named},x\n".encode())
+    (sample,) = plan_table(table, columns=COLUMNS, name="r.csv", stat=stat_one).samples
+    assert sample.parts[0].path == there
+
+
 def test_rows_without_key_column_are_numbered() -> None:
     """Without ids, rows count from nine zeros."""
     found = plan(b"caption\na\nb\n", columns=TableColumns(text="caption"))
