@@ -70,7 +70,7 @@ def test_only_the_first_ten_of_many_are_named() -> None:
 
 
 def test_names_that_only_look_the_same_are_told() -> None:
-    """A picture and a caption whose names differ in the Unicode form of an accent are no pair, and the reason is told."""
+    """Names that differ in the Unicode form of an accent make no pair, and the error says so."""
     with pytest.raises(MissingFieldError, match=r"'cafe\\u0301' and 'caf\\xe9' differ in nothing but the Unicode form"):
         plan("a.jpg", "a.txt", "b.jpg", "b.txt", "caf\u00e9.jpg", "cafe\u0301.txt")
 
