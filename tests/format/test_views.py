@@ -3,7 +3,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from janus_shards.format.views import unpack_views
@@ -46,6 +46,7 @@ def depth_of(value: Any) -> int:
     return 1 + max(map(depth_of, inner), default=0) if isinstance(value, dict | list) else 0
 
 
+@settings(max_examples=40)
 @given(values)
 def test_values_are_those_of_msgpack(value: Any) -> None:
     """Everything that the msgpack package writes comes back as it went in."""
