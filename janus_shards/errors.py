@@ -12,15 +12,16 @@
       ResumeError
 
 Worker processes re-raise these, so each one can be built from a single message string and survives pickling with its
-context. Torch's ``DataLoader`` re-raises what a worker raised from the text of its traceback alone; the last line of
-that text is a note with the context, which is read back from there. Foreign exceptions are translated where they arise,
-in the module that owns the foreign library, never here.
+context. Torch's ``DataLoader`` re-raises what a worker raised from the text of its traceback alone; so every traceback
+ends with a line that holds the context, which is read back from there.
+
+Foreign exceptions are translated where they arise, in the module that owns the foreign library, never here.
 """
 
 import json
-from typing import Any
+from typing import Any, Self
 
-# Opens the last line of an exception's text when its context travels in there; see `note_context`.
+# Opens the last line of a traceback.
 _CONTEXT = "janus-shards context: "
 _NAMES = ("kind", "shard", "key", "field")
 
@@ -55,26 +56,34 @@ class JanusShardsError(Exception):
         self.shard = context.get("shard")
         self.key = context.get("key")
         self.field = context.get("field")
+        self._added_notes: list[str] = []
 
     def __str__(self) -> str:
         return self.message
 
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # made when asked for: the context may be set late
+        """Lines that tracebacks show below the message: notes that were added, and the context."""
+        return [*self._added_notes, _CONTEXT + json.dumps(self._context())]
+
+    def add_note(self, note: str, /) -> None:
+        """Add a note that tracebacks show below the message."""
+        self._added_notes.append(note)
+
+    def of_sample(self, key: str, field: str) -> Self:
+        """The same error, saying which sample cannot be read because of it."""
+        context = {**self._context(), "key": key, "field": field}
+        return type(self)(f"sample {key!r}, field {field!r}: {self.message}", **context)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        context = {"kind": self.kind, "shard": self.shard, "key": self.key, "field": self.field}
-        return _rebuild, (type(self), self.message, context)
+        return _rebuild, (type(self), self.message, self._context())
+
+    def _context(self) -> dict[str, str | None]:
+        return {"kind": self.kind, "shard": self.shard, "key": self.key, "field": self.field}
 
 
 def _rebuild(cls: type[JanusShardsError], message: str, context: dict[str, str | None]) -> JanusShardsError:
     return cls(message, **context)
-
-
-def note_context(error: JanusShardsError) -> None:
-    """Write the context of an exception into the text of its traceback, where its constructor finds it again.
-
-    Torch's ``DataLoader`` carries no exceptions out of its workers, but a class and the text of a traceback, and builds
-    a new one of both.
-    """
-    error.add_note(_CONTEXT + json.dumps({name: getattr(error, name) for name in _NAMES}))
 
 
 def _noted_context(message: str) -> dict[str, str | None]:

@@ -38,19 +38,21 @@ def test_can_be_built_from_a_message_alone(kind: type[JanusShardsError]) -> None
 
 
 @pytest.mark.parametrize("kind", FAMILY)
-def test_survives_as_class_and_traceback_text(kind: type[JanusShardsError]) -> None:
-    """Torch's ``DataLoader`` carries no more than these out of its workers; with a note the context comes through."""
-    raised = kind("cut at 512", kind="truncated_shard", shard="s3://b/a.tar", key='k"\n', field=None)
-    errors.note_context(raised)
+def test_survives_the_text_of_a_traceback(kind: type[JanusShardsError]) -> None:
+    """Built from the text of its traceback, as torch does with what a worker raised, an exception has its context."""
+    raised = kind("cut at 512\nof 1024", kind="truncated_shard", shard="s3://b/ä.tar", key="k\n1", field="jpg")
+    raised.add_note("while copying")
+    raised.__cause__ = kind("reset", kind="transfer_failed", key="another")
     text = "".join(traceback.format_exception(raised))
     arrived = kind(f"Caught {kind.__name__} in DataLoader worker process 0.\nOriginal {text}")
     assert (arrived.kind, arrived.shard, arrived.key, arrived.field) == (
         "truncated_shard",
-        "s3://b/a.tar",
-        'k"\n',
-        None,
+        "s3://b/ä.tar",
+        "k\n1",
+        "jpg",
     )
     assert "cut at 512" in str(arrived)
+    assert "while copying" in str(arrived)
 
 
 @pytest.mark.parametrize("rest", ["", "{", "[]", "{}", "null", '{"kind": "x"}'])
@@ -75,3 +77,11 @@ def test_subclasses_belong_to_their_family() -> None:
     }
     assert all(issubclass(kind, family) for family, kinds in families.items() for kind in kinds)
     assert not issubclass(errors.SampleBudgetError, errors.SampleError)
+
+
+def test_names_the_sample_that_cannot_be_read() -> None:
+    """A failure of the store or of a shard becomes that of a sample, with class, kind and shard."""
+    found = errors.IntegrityError("it ends", kind="truncated_shard", shard="a.tar").of_sample("k1", "jpg")
+    assert type(found) is errors.IntegrityError
+    assert (found.kind, found.shard, found.key, found.field) == ("truncated_shard", "a.tar", "k1", "jpg")
+    assert str(found) == "sample 'k1', field 'jpg': it ends"

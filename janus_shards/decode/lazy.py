@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from janus_shards.decode.fields import Decoder, decode_field
-from janus_shards.errors import JanusShardsError, MissingFieldError, SampleError
+from janus_shards.errors import FormatError, JanusShardsError, MissingFieldError, SampleError, StorageError
 from janus_shards.sample import RawBytes
 
 
@@ -97,7 +97,11 @@ class Sample(Mapping[str, Any]):
             if field not in self._fields:
                 message = f"no such field; the sample has {', '.join(self._fields) or 'none'}"
                 raise locate(MissingFieldError(message), shard=self.shard, key=self.key, field=field)
-            self._bytes[field] = self._raw(field)
+            try:
+                self._bytes[field] = self._raw(field)
+            except (StorageError, FormatError) as exc:
+                # Through a loader, the error says so already.
+                raise exc if exc.key is not None else exc.of_sample(self.key, field) from exc
         return self._bytes[field]
 
 

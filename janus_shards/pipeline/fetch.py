@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from janus_shards.catalog import Catalog
-from janus_shards.errors import JanusShardsError, StorageError
+from janus_shards.errors import FormatError, JanusShardsError, StorageError
 from janus_shards.pipeline.caching import RawBlocks
 from janus_shards.pipeline.groups import FetchBlock, FetchRows, Group, StoredSpans
 from janus_shards.pipeline.plan import BatchPlan, Stretch
@@ -68,12 +68,15 @@ class DirectSource:
         place = plan.fields[field]
         start = place.offsets[row]
         shard = plan.shards[row]
-        read = self._readers.get(shard)
-        if read is None:
-            read = self._readers[shard] = self._catalog.reader(shard)
         size = place.sizes[row]
-        self._sizes.append(size)
-        return read(start, start + size)
+        try:
+            read = self._readers.get(shard)
+            if read is None:
+                read = self._readers[shard] = self._catalog.reader(shard)
+            self._sizes.append(size)
+            return read(start, start + size)
+        except (StorageError, FormatError) as exc:
+            raise exc.of_sample(plan.keys[row], field) from exc
 
     def finish(self, plan: BatchPlan) -> int:
         """See ``RowSource``."""
@@ -142,14 +145,18 @@ class BlockSource:
     def read(self, plan: BatchPlan, row: int, field: str) -> RawBytes:
         """See ``RowSource``."""
         sample_id = int(plan.sample_ids[row])
-        data = self._groups[sample_id].take(sample_id, field)
-        if data is None:
-            # It was not fetched because a decoded row made it unnecessary, but that row is gone or damaged.
-            place = plan.fields[field]
-            start, stop = place.offsets[row], place.offsets[row] + place.sizes[row]
-            data = self._catalog.read(plan.shards[row], start, stop)
-            self._counters.add(1, stop - start)
-        return data
+        try:
+            data = self._groups[sample_id].take(sample_id, field)
+            if data is None:
+                # It was not fetched because a decoded row made it unnecessary, but that row is gone or damaged.
+                place = plan.fields[field]
+                start, stop = place.offsets[row], place.offsets[row] + place.sizes[row]
+                data = self._catalog.read(plan.shards[row], start, stop)
+                self._counters.add(1, stop - start)
+            return data
+        except (StorageError, FormatError) as exc:
+            # A new error, since many rows may share the failed transfer.
+            raise exc.of_sample(plan.keys[row], field) from exc
 
     def finish(self, plan: BatchPlan) -> int:
         """See ``RowSource``."""

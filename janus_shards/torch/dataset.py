@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch.utils.data import IterableDataset, get_worker_info
 
 from janus_shards.cache.base import CacheOptions
-from janus_shards.errors import ConfigError, JanusShardsError, note_context
+from janus_shards.errors import ConfigError
 from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.loader import Loader, build_loader
 from janus_shards.pipeline.options import LoaderOptions
@@ -118,7 +118,7 @@ class TorchIterable(IterableDataset[Batch]):
 
 
 class _WorkerPass:
-    """The batches of one worker in one pass, opened at the first one; errors take their context out of the worker."""
+    """The batches of one worker in one pass, opened at the first one: torch carries no error out of ``iter``."""
 
     def __init__(self, begin: Callable[[], Iterator[Batch]]) -> None:
         self._begin = begin
@@ -128,13 +128,9 @@ class _WorkerPass:
         return self
 
     def __next__(self) -> Batch:
-        try:
-            if self._batches is None:
-                self._batches = self._begin()
-            return next(self._batches)
-        except JanusShardsError as exc:
-            note_context(exc)
-            raise
+        if self._batches is None:
+            self._batches = self._begin()
+        return next(self._batches)
 
 
 def _portable(options: Mapping[str, Any] | StorageOptions | None) -> StorageOptions:
