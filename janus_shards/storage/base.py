@@ -5,6 +5,7 @@ Names are relative to the root of a storage, with ``/`` between folders: ``train
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from multiprocessing.context import get_spawning_popen
 from types import TracebackType, UnionType
 from typing import Protocol, Self, TypeVar
 
@@ -154,8 +155,10 @@ class Storage(ReadStorage, WriteStorage, Protocol):
 
 @dataclass(frozen=True)
 class Credentials:
-    """Keys given in the program. They show in no ``repr`` and travel in no pickle: a copy knows only that keys were
-    withheld.
+    """Keys given in the program. They show in no ``repr`` and in no pickle: a copy knows only that keys were withheld.
+
+    The one exception is a process that ``multiprocessing`` starts: its arguments go through a pipe of its own, and no
+    further, so that a ``DataLoader`` with spawned workers reads with the keys of its parent.
     """
 
     access_key_id: str = field(default="", repr=False)
@@ -173,8 +176,14 @@ class Credentials:
         """Whether these are what is left of credentials after a trip to another process."""
         return not self.access_key_id
 
-    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
-        return type(self), ()
+    def __reduce__(self) -> tuple[type[Self], tuple[str | None, ...]]:
+        keys = (self.access_key_id, self.secret_access_key, self.session_token)
+        return type(self), keys if _goes_to_own_child() else ()
+
+
+def _goes_to_own_child() -> bool:
+    """Whether this thread is pickling the arguments of a process that it starts."""
+    return get_spawning_popen() is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +277,7 @@ class StorageOptions:
     def __getstate__(self) -> dict[str, object]:
         # The fsspec settings may hold tokens, so they stay behind like the credentials.
         state = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**state, "fsspec": {}}
+        return state if _goes_to_own_child() else {**state, "fsspec": {}}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object] | None) -> Self:

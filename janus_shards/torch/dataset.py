@@ -39,8 +39,8 @@ class TorchIterable(IterableDataset[Batch]):
         cache: As for ``open_loader``; the workers share its folder.
         world: Which data-parallel rank this is; from the launcher's environment when not given.
         options: Everything else; ``threads`` counts for each worker.
-        storage_options: Endpoint, region and the like. Credentials given here do not travel to spawned workers: use the
-            usual variables.
+        storage_options: Endpoint, region and the like. Credentials given here reach the workers, however they are
+            started, and are in no pickle.
     """
 
     def __init__(

@@ -307,6 +307,39 @@ def test_keys_do_not_travel_but_options_do(recorder: str) -> None:
     assert caught.value.kind == "no_credentials"
 
 
+WITH_KEYS = """
+import multiprocessing, sys
+from janus_shards.storage.base import StorageOptions
+from janus_shards.storage.urls import open_storage
+
+def read(storage, answers):
+    answers.put(bytes(storage.read("x.tar", 0, 5)))
+
+if __name__ == "__main__":
+    settings = {"endpoint_url": sys.argv[1], "access_key_id": "test-key", "secret_access_key": "test-secret"}
+    storage = open_storage("s3://bkt", StorageOptions.from_mapping(settings))
+    context = multiprocessing.get_context(sys.argv[2])
+    answers = context.Queue()
+    child = context.Process(target=read, args=(storage, answers))
+    child.start()
+    print(answers.get(timeout=20), flush=True)
+    child.join()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_keys_reach_a_child_that_is_started(recorder: str, tmp_path: Path, method: str) -> None:
+    """A process that multiprocessing starts signs with the keys its parent was given in the program."""
+    (tmp_path / "script.py").write_text(WITH_KEYS)
+    path = os.pathsep.join(filter(None, sys.path))
+    answer = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py"), recorder, method],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert answer.stdout == "b'01234'\n", answer.stderr
+    assert "Credential=test-key/" in Recorder.seen[0][2]["authorization"]
+
+
 IN_A_CHILD = """
 import multiprocessing, sys
 from janus_shards.storage.urls import open_storage
