@@ -39,6 +39,7 @@ class DiskCache:
         shares: Which part of it to keep.
         locks: How processes exclude each other.
         max_open: Entries whose files are open at a time; a part of what the process may open when not given.
+        flight_wait_s: How long to wait for another one that fetches the same block.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class DiskCache:
         shares: Shares | None = None,
         locks: RangeLocks | None = None,
         max_open: int | None = None,
+        flight_wait_s: float = _FLIGHT_WAIT_S,
     ) -> None:
         self.options = options
         self._dataset = dataset
         self._shares = shares or Shares()
+        self._flight_wait_s = flight_wait_s
         self._shelf = Shelf(options, dataset=dataset, locks=locks or FileLocks(), max_open=max_open)
         self._reset()
         _living.add(self)
@@ -96,7 +99,8 @@ class DiskCache:
         other one takes a minute, two may run at once, which costs a second fetch.
         """
         digest = key.digest
-        with self._flights.alone(digest), self._shelf.locked(block_place(digest), limit_s=_FLIGHT_WAIT_S):
+        wait_s = self._flight_wait_s
+        with self._flights.alone(digest, wait_s), self._shelf.locked(block_place(digest), limit_s=wait_s):
             yield
 
     def raw(self, key: EntryKey) -> RawEntry | None:
@@ -198,12 +202,12 @@ class _Flights:
         self._locks: dict[bytes, tuple[threading.Lock, int]] = {}
 
     @contextmanager
-    def alone(self, digest: bytes) -> Iterator[None]:
+    def alone(self, digest: bytes, wait_s: float) -> Iterator[None]:
         """Run the block alone among those with this digest."""
         with self._lock:
             lock, users = self._locks.get(digest, (threading.Lock(), 0))
             self._locks[digest] = lock, users + 1
-        held = lock.acquire(timeout=_FLIGHT_WAIT_S)
+        held = lock.acquire(timeout=wait_s)
         try:
             yield
         finally:

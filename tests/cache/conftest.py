@@ -1,5 +1,8 @@
-"""Caches in temporary folders, with names of entries by number."""
+"""Caches in temporary folders, with names of entries by number; and other processes."""
 
+import os
+import signal
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +25,52 @@ def make_key(number: int, *, dataset: str = "a", transform: str = "", rows: int 
         fields=("jpg",),
         transform=transform,
     )
+
+
+class Child:
+    """A forked process that sends what a function yields.
+
+    Args:
+        work: Yields text.
+    """
+
+    def __init__(self, work: Callable[[], Iterator[str]]) -> None:
+        self._answers, answer = os.pipe()
+        with warnings.catch_warnings():
+            # Newer Pythons warn where other threads run, such as that of the S3 server; the child needs none of them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._pid = os.fork()
+        if not self._pid:
+            try:
+                for text in work():
+                    os.write(answer, text.encode())
+            except BaseException as exc:  # noqa: BLE001  the parent shows it
+                os.write(answer, repr(exc).encode())
+            os._exit(0)
+        os.close(answer)
+
+    def read(self, number: int) -> str:
+        """Up to so many characters of what it yields; waits for the first one."""
+        return os.read(self._answers, number).decode()
+
+    def kill(self) -> None:
+        """End it at once, wherever it is."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.close(self._answers)
+        assert os.waitpid(self._pid, 0)[1] == signal.SIGKILL
+
+    def result(self) -> str:
+        """Everything it yields, once it has ended."""
+        with os.fdopen(self._answers, "rb") as file:
+            answer = file.read().decode()
+        os.waitpid(self._pid, 0)
+        return answer
+
+
+@pytest.fixture
+def fork() -> Callable[[Callable[[], Iterator[str]]], Child]:
+    """Runs functions in forked processes."""
+    return Child
 
 
 @pytest.fixture

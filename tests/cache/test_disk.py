@@ -1,8 +1,8 @@
-import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,19 +224,21 @@ def test_flights_of_other_blocks_do_not_wait(open_cache: OpenCache, key: MakeKey
         store(one, key, 1)
 
 
-def test_a_forked_child_has_a_part_of_its_own(open_cache: OpenCache, key: MakeKey, entries: Entries) -> None:
+def test_a_forked_child_has_a_part_of_its_own(
+    open_cache: OpenCache, key: MakeKey, entries: Entries, fork: Callable[[Callable[[], Iterator[str]]], Any]
+) -> None:
     """A child reads and stores as another process would: parent and child together keep the budget, and neither holds
     the other's locks.
     """
     cache = open_cache(max_bytes=10 * ENTRY_BYTES)
     store(cache, key, 0)
+
+    def work() -> Iterator[str]:
+        yield str((held(cache, key, 0), store(cache, key, 1, 2, 3)))
+        cache.close()
+
     with cache.flight(key(5)):
-        child = os.fork()
-        if not child:
-            good = held(cache, key, 0) == [0] and store(cache, key, 1, 2, 3) == [1, 2, 3]
-            cache.close()
-            os._exit(0 if good else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert fork(work).result() == "([0], [1, 2, 3])"
     assert held(cache, key, 0, 1, 2, 3) == [0, 1, 2, 3]
     store(cache, key, *range(4, 30))
     assert len(entries()) == 10
