@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from janus_shards.catalog import Catalog, load_manifest
@@ -241,6 +241,7 @@ def test_take(dataset: Dataset) -> None:
             dataset.take(n)
 
 
+@settings(max_examples=25)
 @given(fraction=st.floats(0, 1), seed=st.integers(0, 2**64 - 1))
 def test_split_is_disjoint_and_complete(dataset: Dataset, fraction: float, seed: int) -> None:
     """Each sample is on exactly one side, always on the same one."""
