@@ -1,6 +1,7 @@
 """The rules of the layout that import-linter cannot express, read from the source with ``ast``."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,7 @@ ENVIRONMENT_READERS = ("janus_shards/world.py", "janus_shards/cli/", "janus_shar
 VAGUE_NAMES = {"utils", "util", "helpers", "common", "misc"}
 
 
+@functools.cache
 def parse(module: str) -> ast.Module:
     """The syntax tree of a file named from the repository's root."""
     return ast.parse((ROOT / module).read_text("utf-8"))

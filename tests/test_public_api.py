@@ -99,6 +99,7 @@ def test_streaming(bucket: str, s3_env: S3Server) -> None:
     loader.close()
 
 
+@pytest.mark.slow
 def test_inside_torchs_own_loader(bucket: str, s3_env: S3Server) -> None:
     """The iterable gives the loader's stream to ``DataLoader`` workers, which open the store themselves."""
     dataset = js.TorchIterable(bucket, batch_size=32, fields=("txt",))
