@@ -1,7 +1,6 @@
 """Memory over disk, for decoded rows: each comes from the fastest tier that has it, and goes to those that lack it."""
 
 import threading
-from collections import Counter
 from typing import Any
 
 from janus_shards.cache.base import DecodedRows, EntryKey, RecordBuffers
@@ -23,7 +22,7 @@ class TieredCache:
         self.memory = memory
         self.keeps_decoded = keeps_decoded
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
+        self._memory_hits = self._disk_hits = self._misses = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.disk, self.memory, self.keeps_decoded)
@@ -36,26 +35,27 @@ class TieredCache:
 
     def decoded(self, key: EntryKey, *, record_bytes: int, num_rows: int | None = None) -> DecodedRows:
         """See ``DiskCache.decoded``."""
+        memory = None if self.memory is None else self.memory.decoded(key)
         disk = None
         if self.keeps_decoded:
             disk = self.disk.decoded(key, record_bytes=record_bytes, num_rows=num_rows)
-        return _TieredRows(self, key, disk)
+        return _TieredRows(self, memory, disk)
 
-    def count(self, tier: str) -> None:
-        """Count a row by the tier that it came from."""
+    def count(self, *, memory: int = 0, disk: int = 0, store: int = 0) -> None:
+        """Count rows by the tier that they came from; ``store`` is a miss."""
         with self._lock:
-            self._counts[tier] += 1
+            self._memory_hits += memory
+            self._disk_hits += disk
+            self._misses += store
 
     def stats(self) -> dict[str, int]:
         """Rows by where they came from (``memory_hits``, ``disk_hits``, ``row_misses``), bytes in memory, and what the
         SSD tier counts.
         """
         with self._lock:
-            counts = self._counts.copy()
+            hits = {"memory_hits": self._memory_hits, "disk_hits": self._disk_hits, "row_misses": self._misses}
         return {
-            "memory_hits": counts["memory"],
-            "disk_hits": counts["disk"],
-            "row_misses": counts["store"],
+            **hits,
             "memory_bytes": self.memory.num_bytes if self.memory is not None else 0,
             **self.disk.stats(),
         }
@@ -68,45 +68,43 @@ class TieredCache:
 class _TieredRows:
     """The rows of one block, over both tiers."""
 
-    __slots__ = ("_cache", "_disk", "_key", "_memory")
+    __slots__ = ("_cache", "_disk", "_memory")
 
-    def __init__(self, cache: TieredCache, key: EntryKey, disk: DecodedRows | None) -> None:
+    def __init__(self, cache: TieredCache, memory: DecodedRows | None, disk: DecodedRows | None) -> None:
         self._cache = cache
-        self._key = key
+        self._memory = memory
         self._disk = disk
-        self._memory = cache.memory
 
     def has(self, row: int) -> bool:
         """See ``DecodedRows``."""
-        if self._disk is not None and self._disk.has(row):
-            return True
-        return self._memory is not None and self._memory.has(self._key, row)
+        memory, disk = self._memory, self._disk
+        return (memory is not None and memory.has(row)) or (disk is not None and disk.has(row))
 
     def read_into(self, row: int, buffers: RecordBuffers) -> bool:
         """See ``DecodedRows``."""
-        memory = self._memory
-        if memory is not None and memory.get_into(self._key, row, buffers):
-            self._cache.count("memory")
+        memory, disk = self._memory, self._disk
+        if memory is not None and memory.read_into(row, buffers):
+            self._cache.count(memory=1)
             return True
-        if self._disk is not None and self._disk.read_into(row, buffers):
-            self._cache.count("disk")
+        if disk is not None and disk.read_into(row, buffers):
+            self._cache.count(disk=1)
             if memory is not None:
-                memory.put(self._key, row, buffers)
+                memory.write(row, buffers)
             return True
-        self._cache.count("store")
+        self._cache.count(store=1)
         return False
 
     def write(self, row: int, buffers: RecordBuffers) -> None:
         """See ``DecodedRows``."""
-        if self._disk is not None:
-            self._disk.write(row, buffers)
-        if self._memory is not None:
-            self._memory.put(self._key, row, buffers)
+        for tier in (self._disk, self._memory):
+            if tier is not None:
+                tier.write(row, buffers)
 
     def release(self) -> None:
         """See ``DecodedRows``."""
-        if self._disk is not None:
-            self._disk.release()
+        for tier in (self._disk, self._memory):
+            if tier is not None:
+                tier.release()
 
 
 def open_tiered_cache(disk: DiskCache) -> TieredCache:

@@ -1,7 +1,6 @@
 import pickle
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from janus_shards.cache.base import DecodedRows, EntryKey
@@ -13,59 +12,82 @@ from tests.contracts.cache import RECORD_BYTES, DecodedRowsContract, read, recor
 MakeKey = Callable[..., EntryKey]
 
 
-class TestMemoryTier(DecodedRowsContract):
+class TestMemoryRows(DecodedRowsContract):
     @pytest.fixture
-    def rows(self, open_cache: Callable[..., DiskCache], key: MakeKey) -> DecodedRows:
-        """A block that is kept in memory alone."""
-        tiers = TieredCache(open_cache(), MemoryCache(10**6), keeps_decoded=False)
-        return tiers.decoded(key(0, transform="t"), record_bytes=RECORD_BYTES)
+    def rows(self, key: MakeKey) -> DecodedRows:
+        """A block with room for all of its rows."""
+        return MemoryCache(10**6).decoded(key(0, transform="t"))
 
 
-def put(cache: MemoryCache, key: EntryKey, row: int) -> None:
-    """Keep a record."""
-    cache.put(key, row, [memoryview(record(row))])
+def put(cache: MemoryCache, key: EntryKey) -> None:
+    """Keep row 0 of a block."""
+    write(cache.decoded(key), 0, record(0))
+
+
+def held(cache: MemoryCache, key: MakeKey, *numbers: int) -> list[int]:
+    """Blocks whose row 0 comes back; asking is no touching."""
+    return [number for number in numbers if cache.decoded(key(number)).has(0)]
 
 
 def test_rows_are_kept_until_the_budget_is_full(key: MakeKey) -> None:
     """The first rows stay, later ones are not admitted, and the budget is never exceeded."""
     cache = MemoryCache(3 * RECORD_BYTES + 10)
-    for row in range(5):
-        put(cache, key(row), row)
-    assert [cache.has(key(row), row) for row in range(5)] == [True, True, True, False, False]
+    for number in range(5):
+        put(cache, key(number))
+    assert held(cache, key, *range(5)) == [0, 1, 2]
     assert cache.num_bytes == 3 * RECORD_BYTES
 
 
 def test_rows_outlive_the_epoch(key: MakeKey) -> None:
-    """Rows that each epoch asks for stay for good."""
+    """Rows that each epoch asks for stay for good, however many others are asked for."""
     cache = MemoryCache(2 * RECORD_BYTES)
     for epoch in range(5):
         cache.begin_epoch()
-        for row in range(2 * epoch, 2 * epoch + 6):
-            put(cache, key(row), row)
-        for row in range(2):
-            assert cache.get_into(key(row), row, [memoryview(np.empty(RECORD_BYTES, np.uint8))])
+        for number in [0, 1, *range(2 * epoch, 2 * epoch + 6)]:
+            put(cache, key(number))
+        assert held(cache, key, *range(20)) == [0, 1]
 
 
 def test_idle_blocks_make_room(key: MakeKey) -> None:
     """What was not asked for during one whole epoch goes, when something else is to be kept."""
     cache = MemoryCache(2 * RECORD_BYTES)
     cache.begin_epoch()
-    put(cache, key(0), 0)
-    put(cache, key(1), 1)
+    put(cache, key(0))
+    put(cache, key(1))
     cache.begin_epoch()
-    assert cache.get_into(key(1), 1, [memoryview(np.empty(RECORD_BYTES, np.uint8))])
-    put(cache, key(2), 2)
-    assert not cache.has(key(2), 2)
+    assert read(cache.decoded(key(1)), 0) is not None
+    put(cache, key(2))
+    assert held(cache, key, 0, 1, 2) == [0, 1]
+    cache.begin_epoch(whole=False)
+    put(cache, key(2))
+    assert held(cache, key, 0, 1, 2) == [0, 1]
+    assert read(cache.decoded(key(1)), 0) is not None
     cache.begin_epoch()
-    put(cache, key(2), 2)
-    assert [cache.has(key(number), number) for number in range(3)] == [False, True, True]
+    put(cache, key(2))
+    assert held(cache, key, 0, 1, 2) == [1, 2]
+    assert cache.num_bytes == 2 * RECORD_BYTES
+
+
+def test_a_dropped_block_can_be_kept_again(key: MakeKey) -> None:
+    """Whoever has a block open while it is dropped goes on with it, within the budget."""
+    cache = MemoryCache(RECORD_BYTES)
+    cache.begin_epoch()
+    block = cache.decoded(key(0))
+    write(block, 0, record(0))
+    cache.begin_epoch()
+    cache.begin_epoch()
+    put(cache, key(1))
+    assert read(block, 0) is None
+    write(block, 0, record(0))
+    assert cache.num_bytes == RECORD_BYTES
+    assert held(cache, key, 0, 1) == [1]
 
 
 def test_pickles_without_rows(key: MakeKey) -> None:
     """A worker process gets the budget and starts with nothing."""
     cache = MemoryCache(2 * RECORD_BYTES)
-    put(cache, key(0), 0)
-    assert not pickle.loads(pickle.dumps(cache)).has(key(0), 0)
+    put(cache, key(0))
+    assert held(pickle.loads(pickle.dumps(cache)), key, 0) == []
 
 
 def test_writing_through_memory_alone_needs_no_disk(open_cache: Callable[..., DiskCache], key: MakeKey) -> None:
