@@ -38,6 +38,8 @@ _MAX_STRETCH_ROWS = 1 << 20
 _SPARE_ENTRIES = 64
 # Batches whose bytes are asked for before a remote store is needed for them: about a second of training.
 _FETCH_AHEAD = 16
+# Blocks up to this size come as fast as single rows of them.
+_SMALL_BLOCK_BYTES = 256 << 10
 # Rows of a task: small enough that the threads of a rank finish a batch together, large enough to pay for handing it
 # over. Rows without arrays take microseconds, rows with arrays milliseconds.
 _MAX_TASK_ROWS = 16
@@ -238,7 +240,7 @@ class Loader:
             counters=self._stats.store,
             limit_bytes=memory_bytes // 2,
             num_ahead=_FETCH_AHEAD,
-            num_single=options.prefetch,
+            num_single=options.prefetch if self._block_bytes(order) > _SMALL_BLOCK_BYTES else 0,
             skip=None if decoded is None else functools.partial(_is_cached, decoded, set(serving.recipe.record_fields)),
             raw=raw,
         )
@@ -269,6 +271,11 @@ class Loader:
             limit_bytes=memory_bytes // 2,
             on_close=functools.partial(_close, source, decoded),
         )
+
+    def _block_bytes(self, order: Order) -> int:
+        """Bytes of a block of mean rows."""
+        manifest = self.dataset.catalog.manifest
+        return order.block_rows * int(manifest.shard_bytes().sum()) // max(1, self.dataset.catalog.num_samples)
 
     def _open_caches(self, order: Order, epoch: EpochOrder) -> tuple[DecodedBlocks | None, RawBlocks | None]:
         if self._cache is None:
