@@ -126,7 +126,7 @@ class EntryKey:
     @property
     def file_name(self) -> str:
         """Name of its file: the digest in hex, with ``.raw`` for stored bytes and ``.rows`` for decoded rows."""
-        return self.digest.hex() + (".rows" if self.transform else ".raw")
+        return digest_name(self.identity) + (".rows" if self.transform else ".raw")
 
 
 class DecodedRows(Protocol):
@@ -149,6 +149,11 @@ class DecodedRows(Protocol):
 
     def release(self) -> None:
         """The block was served: close what reading and writing it needed. Call it once for each time it was opened."""
+
+
+def digest_name(identity: bytes) -> str:
+    """What the file of an entry is called, without its suffix."""
+    return xxhash.xxh3_128_hexdigest(identity)
 
 
 def data_set_tag(fingerprint: str) -> int:

@@ -136,6 +136,22 @@ class Budget:
         usage = Usage.decode(os.pread(self._usage_fd, FILE_BYTES, 0)) or Usage()
         return usage.total - sum(slot.unspent for slot in usage.slots)
 
+    def num_processes(self) -> int:
+        """How many hold a slot now; this one does when it has leased something."""
+        return sum(self._lives(number) for number in range(NUM_SLOTS))
+
+    def clear(self) -> tuple[int, int]:
+        """Remove every entry, and what dead processes left unfinished: how many files, and how many bytes."""
+        freed = []
+        with self._lock, self._usage() as usage:
+            self._count(usage)
+            for file in self._folder.scan():
+                if file.slot is None:
+                    freed.append(self._folder.remove(file.name))
+            self._count(usage)
+        sizes = [size for size in freed if size is not None]
+        return len(sizes), sum(sizes)
+
     def close(self) -> None:
         """Give back what was not spent."""
         if self._is_open:

@@ -16,9 +16,11 @@ from janus_shards.errors import ConfigError
 MARKER_NAME = "JANUS-SHARDS-CACHE"
 _MARKER = b"This folder is a cache of janus-shards, version 1. It may be deleted whole at any time.\n"
 _ENTRY_NAME = re.compile(r"[0-9a-f]{32}\.(raw|rows)")
+_FOLDER_NAME = re.compile(r"janus-cache-v1-([ug])(\d+)")
 _TEMP_NAME = re.compile(r"tmp-(\d{3})-[0-9a-f]{16}")
 # Without O_NONBLOCK, opening a pipe that somebody put here would wait for ever.
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def folder_name(group_id: int | None) -> str:
@@ -249,12 +251,38 @@ def open_folder(directory: str, group_id: int | None) -> CacheFolder:
             is_new = True
         except FileExistsError:
             is_new = False
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, _FOLDER_FLAGS)
     except (FileExistsError, NotADirectoryError) as exc:
         raise ConfigError(f"cache {directory}: expected a folder, found something else at {exc.filename}") from exc
     folder = CacheFolder(path, fd, group_id)
     _claim(folder, group_id, is_new=is_new)
     return folder
+
+
+def existing_folders(directory: str) -> list[CacheFolder]:
+    """The caches in a directory that this user may use: its own, and those of its groups. Nothing is made.
+
+    Raises:
+        OSError: The directory is missing or cannot be read.
+    """
+    found = []
+    for name in sorted(os.listdir(directory)):
+        match = _FOLDER_NAME.fullmatch(name)
+        if match is None:
+            continue
+        group_id = int(match[2]) if match[1] == "g" else None
+        try:
+            fd = os.open(os.path.join(directory, name), _FOLDER_FLAGS)
+        except OSError:
+            continue  # somebody else's, or no folder
+        folder = CacheFolder(os.path.join(os.path.abspath(directory), name), fd, group_id)
+        if _is_ours(os.fstat(fd), group_id) and folder.has_marker():
+            found.append(folder)
+    return found
+
+
+def _is_ours(status: os.stat_result, group_id: int | None) -> bool:
+    return status.st_uid == os.geteuid() or (group_id is not None and status.st_gid == group_id)
 
 
 def _give(path: str, group_id: int) -> None:
@@ -266,7 +294,7 @@ def _claim(folder: CacheFolder, group_id: int | None, *, is_new: bool) -> None:
     """Check whose folder it is, and mark a new one."""
     status = os.fstat(folder.fd)
     mine = status.st_uid == os.geteuid()
-    if not mine and (group_id is None or status.st_gid != group_id):
+    if not _is_ours(status, group_id):
         raise ConfigError(
             f"cache {folder.path} belongs to user {status.st_uid}; choose another directory"
             + ("" if group_id is None else f", or let group {group_id} own it")

@@ -44,7 +44,7 @@ class RawEntry:
         self._file.close()
 
 
-def _is_sound(opened: OpenFile) -> bool:
+def is_sound(opened: OpenFile) -> bool:
     """Whether the payload has the checksum of the header."""
     start, stop = opened.header.payload_start, opened.header.file_bytes
     digest = xxhash.xxh3_64()
@@ -62,7 +62,7 @@ def find_raw(shelf: Shelf, key: EntryKey) -> RawEntry | None:
     if shelf.options.verify and not shelf.verified_rows(key.digest, nonce):
         sound = False
         with shelf.trouble("verifying an entry"):
-            sound = _is_sound(file)
+            sound = is_sound(file)
             if not sound:
                 shelf.discard(key, Damage("the payload has another checksum than the header says"))
         if not sound:

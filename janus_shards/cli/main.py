@@ -42,6 +42,7 @@ _COMMANDS = {
     "doctor": "Find what is wrong with a data set, and mend it.",
     "reshard": "Write the samples of existing shards anew.",
     "stream": "Stream batches and measure.",
+    "cache": "Show, check or remove a cache.",
 }
 
 # Whoever is first counts: errors of the library are several of these at once.
