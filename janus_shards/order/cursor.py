@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
 from janus_shards.errors import ConfigError, ResumeError
-from janus_shards.order.epoch import Description, Order, hash_description
+from janus_shards.order.epoch import Description, SampleOrder, hash_description
 
 STATE_VERSION = 1
 
@@ -47,7 +47,7 @@ class Cursor:
     position: int = 0
 
     @classmethod
-    def at_start(cls, order: Order, *, fingerprint: str, num_shards: int) -> Self:
+    def at_start(cls, order: SampleOrder, *, fingerprint: str, num_shards: int) -> Self:
         """The first position of the first epoch."""
         return cls(fingerprint=fingerprint, num_shards=num_shards, order=order.describe())
 

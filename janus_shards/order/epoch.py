@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from janus_shards.errors import ConfigError
 from janus_shards.order import seeds
 from janus_shards.order.blocks import Ordinals, choose_block_rows, cut_blocks, restrict_blocks
-from janus_shards.order.lanes import DEFAULT_LANES, Deal, LaneGrid, choose_num_lanes, deal
+from janus_shards.order.lanes import DEFAULT_LANES, Deal, Grid, LaneGrid, choose_num_lanes, deal
 from janus_shards.order.seeds import Tag
 from janus_shards.order.shuffle import FullShuffle, LaneShuffle, RowOrder, StoredOrder
 
@@ -78,6 +78,9 @@ class Slots:
             same short stretch; the rest of the block, if any, in the window before or after. int64; without a view, an
             ordinal is a sample id, otherwise see ``Order.sample_ids``. Names the turn within the epoch.
         turn_stops: One past its last ordinal, int64.
+        sources: Number of the source in a mixture; 0 otherwise. int64.
+        source_epochs: Epoch of that source: how often its lane was gone through before; the epoch itself without a
+            mixture. int64.
     """
 
     sample_ids: NDArray[np.int64]
@@ -86,9 +89,61 @@ class Slots:
     blocks: NDArray[np.int64]
     turn_starts: NDArray[np.int64]
     turn_stops: NDArray[np.int64]
+    sources: NDArray[np.int64]
+    source_epochs: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.sample_ids)
+
+
+class SampleEpoch(Protocol):
+    """What stands at each position of one epoch, of a data set or of a mixture.
+
+    Attributes:
+        epoch: Its number.
+        num_samples: Positions are ``0 .. num_samples - 1``.
+        grid: Lane and place of each position.
+    """
+
+    epoch: int
+    num_samples: int
+    grid: Grid
+
+    def slots_at(self, positions: NDArray[np.int64]) -> Slots:
+        """Any positions, in any order and with repeats."""
+
+    def ordinals_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Only the ordinals of ``slots_at``: places in arrays that hold something about every sample."""
+
+    def block_span(self, blocks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First ordinal of each block, and one past its last: all inside one shard. See ``SampleOrder.sample_ids``."""
+
+
+class SampleOrder(Protocol):
+    """The order of a data set, a view or a mixture, for every epoch.
+
+    Attributes:
+        options: Of the order.
+        num_samples: Samples of an epoch.
+        num_lanes: Lanes after shrinking; 1 without lanes.
+        block_rows: Rows of a block; some have fewer.
+        order_hash: 32 hex digits over everything that fixes the order.
+    """
+
+    options: OrderOptions
+    num_samples: int
+    num_lanes: int
+    block_rows: int
+    order_hash: str
+
+    def describe(self) -> dict[str, str | int | None]:
+        """What fixes the order, by name: what a state holds, and what is compared at resume."""
+
+    def epoch(self, epoch: int) -> SampleEpoch:
+        """The order of one epoch, from 0 up. The latest one is kept."""
+
+    def sample_ids(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids of rows, int64."""
 
 
 class Order:
@@ -97,6 +152,7 @@ class Order:
     Attributes:
         num_samples: Samples of an epoch: of the view, if there is one.
         num_lanes: Lanes after shrinking; 1 without lanes.
+        num_blocks: Blocks are numbered below it.
         block_rows: Rows of a block; the last of a shard, or one that a lane border cuts, has fewer.
         order_hash: 32 hex digits over everything that fixes the order.
     """
@@ -113,6 +169,8 @@ class Order:
         self.options = options
         self.num_samples = int(layout.borders[-1])
         self.num_lanes = layout.num_lanes
+        # Each border of lanes may cut one block in two.
+        self.num_blocks = len(layout.borders) - 1 + layout.num_lanes - 1
         self.block_rows = block_rows
         self.order_hash = hash_description(description)
         self._layout = layout
@@ -130,8 +188,12 @@ class Order:
         if epoch < 0:
             raise ConfigError(f"epoch={epoch}: epochs are counted from 0")
         if self._latest is None or self._latest.epoch != epoch:
-            self._latest = EpochOrder(self, epoch=epoch, rows=self._row_order(epoch))
+            self._latest = self.lay_out(epoch)
         return self._latest
+
+    def lay_out(self, epoch: int) -> "EpochOrder":
+        """The order of one epoch, without keeping it."""
+        return EpochOrder(self, epoch=epoch, rows=self._row_order(epoch))
 
     def sample_ids(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
         """Ids in the base data set of rows of this order, int64."""
@@ -160,7 +222,7 @@ class EpochOrder:
 
     def __init__(self, order: Order, *, epoch: int, rows: RowOrder) -> None:
         self.epoch = epoch
-        self.grid = rows.grid
+        self.grid: Grid = rows.grid
         self.num_samples = rows.grid.num_positions
         self._order = order
         self._rows = rows
@@ -181,10 +243,16 @@ class EpochOrder:
             blocks=rows.blocks,
             turn_starts=rows.turn_starts,
             turn_stops=rows.turn_stops,
+            sources=np.zeros_like(positions),
+            source_epochs=np.full_like(positions, self.epoch),
         )
 
+    def ordinals_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See ``SampleEpoch``."""
+        return self._rows.rows_at(positions).ordinals
+
     def block_span(self, blocks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """First ordinal of each block, and one past its last: all inside one shard. See ``Order.sample_ids``."""
+        """See ``SampleEpoch``."""
         return self._rows.block_span(blocks)
 
 
@@ -195,6 +263,8 @@ def open_order(
     *,
     view: NDArray[np.int64] | None = None,
     costs: NDArray[np.int64] | None = None,
+    lane_cost: int = 0,
+    batching: Description | None = None,
 ) -> Order:
     """Lay out the blocks and lanes of a data set.
 
@@ -204,6 +274,8 @@ def open_order(
         options: How to shuffle.
         view: Sample ids to keep, strictly increasing; all when not given.
         costs: Weight of each kept sample, not negative, when batches are planned by cost: lanes are cut at equal cost.
+        lane_cost: Cost that a lane has on average, at least; lanes are shrunk until it does.
+        batching: What fixes the plans of batches, by name, from ``BatchRule.describe``.
 
     Raises:
         ConfigError: There is no sample (kind ``empty_dataset``), the view is not sorted or leaves the data set, or
@@ -224,14 +296,16 @@ def open_order(
         borders = restrict_blocks(borders, view, shard_rows=shard_rows, block_rows=block_rows)
     if costs is not None:
         costs = _checked_costs(costs, int(borders[-1]))
-    layout = _Layout(borders=borders, num_lanes=_num_lanes(options, len(borders) - 1), view=view, costs=costs)
+    total = 0 if costs is None else int(costs.sum())
+    num_lanes = _num_lanes(options, len(borders) - 1, total_weight=total, lane_weight=lane_cost if total else 0)
+    layout = _Layout(borders=borders, num_lanes=num_lanes, view=view, costs=costs)
     fixed = options.shuffle is True and options.lanes != "mixed"
     return Order(
         options,
         layout=layout,
         block_rows=block_rows,
         dealt=layout.deal(seeds.derive(options.seed, Tag.DEAL)) if fixed else None,
-        description=_describe(options, layout, block_rows=block_rows),
+        description={**_describe(options, layout, block_rows=block_rows), **(batching or {})},
     )
 
 
@@ -254,10 +328,11 @@ class _Layout:
         return deal(self.borders, key=key, num_lanes=self.num_lanes, costs=self.costs)
 
 
-def _num_lanes(options: OrderOptions, num_blocks: int) -> int:
+def _num_lanes(options: OrderOptions, num_blocks: int, *, total_weight: int, lane_weight: int) -> int:
     if options.shuffle is not True:
         return 1
-    return choose_num_lanes(num_blocks, DEFAULT_LANES if options.lanes == "mixed" else options.lanes)
+    wanted = DEFAULT_LANES if options.lanes == "mixed" else options.lanes
+    return choose_num_lanes(num_blocks, wanted, total_weight=total_weight, lane_weight=lane_weight)
 
 
 def _describe(options: OrderOptions, layout: _Layout, *, block_rows: int) -> Description:

@@ -15,6 +15,7 @@ Source: docs/design/0001-epoch-order.md.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,19 @@ DEFAULT_LANES = 192
 MIN_BLOCKS_A_LANE = 4
 
 
-def choose_num_lanes(num_blocks: int, lanes: int = DEFAULT_LANES) -> int:
-    """The largest divisor of ``lanes`` that leaves a lane at least 4 blocks on average; at least 1."""
+def choose_num_lanes(
+    num_blocks: int, lanes: int = DEFAULT_LANES, *, total_weight: int = 0, lane_weight: int = 0
+) -> int:
+    """The largest divisor of ``lanes`` that leaves a lane at least 4 blocks on average; at least 1.
+
+    Args:
+        num_blocks: Of all lanes.
+        lanes: Wanted number.
+        total_weight: Of all rows.
+        lane_weight: Weight that a lane has on average, at least.
+    """
     divisors = (d for d in range(lanes, 0, -1) if lanes % d == 0)
-    return next((d for d in divisors if num_blocks >= MIN_BLOCKS_A_LANE * d), 1)
+    return next((d for d in divisors if num_blocks >= MIN_BLOCKS_A_LANE * d and total_weight >= lane_weight * d), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +136,31 @@ def _split(first: Ordinals, starts: Ordinals, cuts: NDArray[np.int64]) -> tuple[
     return np.insert(first, at + 1, new_first), np.insert(starts, at + 1, cuts)
 
 
+class Grid(Protocol):
+    """The global order: which lane and place stands at each position.
+
+    Attributes:
+        num_lanes: Lanes, some of which may be empty.
+        num_positions: Positions are ``0 .. num_positions - 1``.
+        round_robin: Positions go through the lanes in turn: p lies in lane ``(first_lane + p div unit) mod num_lanes``,
+            for every p.
+        first_lane: See ``round_robin``; 0 where it is false.
+        unit: See ``round_robin``; 1 where it is false.
+        period: A position and the one so many before it lie in the same lane; at most ``num_positions``, unless that
+            is 0.
+    """
+
+    num_lanes: int
+    num_positions: int
+    round_robin: bool
+    first_lane: int
+    unit: int
+    period: int
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Lane and place of each position, two arrays of the shape of ``positions``."""
+
+
 class LaneGrid:
     """The global order: all existing (place, lane) pairs, sorted by place, then lane. Lanes of any lengths, no holes.
 
@@ -142,13 +177,16 @@ class LaneGrid:
         self._lanes = np.nonzero(present)[1]  # the lanes of each level, level after level
         self._lane_starts = np.cumsum(self._widths) - self._widths
         self._columns = np.cumsum(present, axis=1) - 1  # column of a lane among those of its level
+        self.lengths = lengths
         self.num_lanes = len(lengths)
         self.num_positions = int(self._positions[-1])
-        #: Position p lies in lane ``p mod num_lanes``, for every p.
         self.round_robin = bool(lengths[0] - lengths[-1] <= 1 and np.all(np.diff(lengths) <= 0))
+        self.first_lane = 0
+        self.unit = 1
+        self.period = self.num_lanes if self.num_positions >= self.num_lanes else 1
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lane and place of each position, two arrays of the shape of ``positions``."""
+        """See ``Grid``."""
         if self.round_robin:
             places, lanes = np.divmod(positions, self.num_lanes)
             return lanes, places
@@ -162,3 +200,51 @@ class LaneGrid:
         rows = places - self._levels[level]
         out: NDArray[np.int64] = self._positions[level] + rows * self._widths[level] + self._columns[level, lanes]
         return out
+
+
+class RunGrid:
+    """An epoch out of an endless run of units that goes through the lanes in turn: unit u of the run in lane u mod L.
+
+    ::
+
+        run       0 1 2 3 4 5 6 7 8 ...        L = 3, epochs of 4 units
+        lane      0 1 2 0 1 2 0 1 2 ...
+        epoch 1           | 4 5 6 7 |          positions 0 .. 3 in lanes 1 2 0 1, places 0 0 0 1
+
+    Args:
+        first: Unit of the run that the epoch begins with.
+        num_units: Of the epoch.
+        unit: Positions of a unit.
+        num_lanes: L.
+    """
+
+    def __init__(self, first: int, num_units: int, *, unit: int, num_lanes: int) -> None:
+        self.num_lanes = num_lanes
+        self.num_positions = num_units * unit
+        self.round_robin = True
+        self.first_lane = first % num_lanes
+        self.unit = unit
+        self.period = unit * (num_lanes if num_units >= num_lanes else 1)
+        lanes = np.arange(num_lanes)
+        self._first = first
+        self._before = _units_before(first, lanes, num_lanes)  # of each lane
+        #: Positions of each lane.
+        self.lengths = unit * (_units_before(first + num_units, lanes, num_lanes) - self._before)
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """See ``Grid``."""
+        units, inside = np.divmod(positions, self.unit)
+        places, lanes = np.divmod(units + self._first, self.num_lanes)
+        return lanes, (places - self._before[lanes]) * self.unit + inside
+
+    def positions(self, lanes: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Position of each existing (lane, place) pair."""
+        units, inside = np.divmod(places, self.unit)
+        out: NDArray[np.int64] = (units + self._before[lanes]) * self.num_lanes + lanes - self._first
+        return out * self.unit + inside
+
+
+def _units_before(unit: int, lanes: NDArray[np.int64], num_lanes: int) -> NDArray[np.int64]:
+    """How many units of each lane come before one of the run."""
+    out: NDArray[np.int64] = (unit - lanes - 1) // num_lanes + 1
+    return out

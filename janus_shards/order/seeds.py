@@ -45,6 +45,7 @@ class Tag(IntEnum):
     AUGMENT = 5  # (seed, AUGMENT, source, source epoch, sample id, occurrence): random numbers of a transform
     SPLIT = 6  # (seed, SPLIT): salt of the key hashes that split a data set
     TAKE = 7  # (seed, TAKE, sample id): which samples a subset of given size takes
+    SOURCE = 8  # (seed, SOURCE, source): seed of the own order of a mixture's source
 
 
 def splitmix64(state: int) -> int:
