@@ -1,4 +1,5 @@
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,12 @@ def run_as(fork: Fork, shared_directory: Path) -> RunAs:
 
 
 @pytest.fixture
-def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_directory() -> Iterator[Path]:
     """A directory in which everybody may make files, as on the scratch disk of a cluster."""
-    path = tmp_path_factory.mktemp("scratch")
-    for parent in (path.parent, path.parent.parent):
-        parent.chmod(parent.stat().st_mode | 0o011)
-    path.chmod(0o1777)
-    return path
+    # Not below pytest's own folder, which each run of pytest closes to other users.
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o1777)
+        yield Path(name)
 
 
 def test_users_keep_to_themselves(shared_directory: Path, run_as: RunAs) -> None:
