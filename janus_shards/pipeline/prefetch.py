@@ -4,6 +4,9 @@ Knows nothing of samples or batches: a job is a list of tasks that may run at on
 """
 
 import faulthandler
+import multiprocessing
+import multiprocessing.connection
+import os
 import sys
 import threading
 import time
@@ -16,6 +19,8 @@ from typing import Generic, Protocol, TypeVar
 
 # Threads are given this long to end when a loader is closed; one that sits in a native call ends with the call.
 _JOIN_S = 2.0
+# How often a worker process looks whether its parent is still there.
+_PARENT_CHECK_S = 1.0
 # Nothing delivered for so long is a hang, and the stacks of all threads are the first thing anyone will ask for.
 _WATCHDOG_S = 300.0
 
@@ -33,6 +38,9 @@ class Job(Protocol):
 
 
 J = TypeVar("J", bound=Job)
+
+# The process that `end_with_parent` was called in.
+_watching_pid: int | None = None
 
 
 class WorkerPool:
@@ -87,6 +95,33 @@ def _join(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         if thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def end_with_parent() -> None:
+    """End this process within a second or two of the one that started it, whatever it is doing then.
+
+    A parent that is killed cannot tell its children. Torch's workers look after it between batches only, so that one
+    which waits for a store would live on; and one that a fork server started asks whether the server is there, which
+    stays as long as its children do. Does nothing in a process that ``multiprocessing`` did not start.
+    """
+    global _watching_pid
+    parent = multiprocessing.parent_process()
+    # A forked child inherits the note of its parent, but not its threads.
+    if parent is None or _watching_pid == os.getpid():
+        return
+    _watching_pid = os.getpid()
+    threading.Thread(target=_watch, args=(parent.sentinel, os.getppid()), name="janus-parent", daemon=True).start()
+
+
+def _watch(sentinel: int, starter_pid: int) -> None:
+    """Wait for the end of the parent: its end of a pipe is closed, or this process has been adopted by another.
+
+    Forked siblings hold the pipe open for each other, a fork server hides the parent: it takes both.
+    """
+    while os.getppid() == starter_pid and not multiprocessing.connection.wait([sentinel], _PARENT_CHECK_S):
+        pass
+    # Nobody is left to clean up for; other threads may hang in native code.
+    os._exit(1)
 
 
 class _Ticket(Generic[J]):

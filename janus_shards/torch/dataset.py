@@ -13,6 +13,7 @@ from janus_shards.errors import ConfigError
 from janus_shards.pipeline.batch import Batch
 from janus_shards.pipeline.loader import Loader, build_loader
 from janus_shards.pipeline.options import LoaderOptions
+from janus_shards.pipeline.prefetch import end_with_parent
 from janus_shards.reader import Dataset
 from janus_shards.storage.base import StorageOptions
 from janus_shards.torch.collate import Tensors
@@ -92,6 +93,7 @@ class TorchIterable(IterableDataset[Batch]):
         worker = get_worker_info()
         if worker is None:
             return self._begin(1, 0, self._passes.begin())
+        end_with_parent()
         epoch = self._passes.begin_in_worker(worker.id, worker.seed - worker.id)
         return _WorkerPass(partial(self._begin, worker.num_workers, worker.id, epoch))
 
