@@ -25,14 +25,23 @@ class LocalUpload(Upload):
         on_publish: Called when the file is in place.
     """
 
+    _temp = ""  # the file, as long as it may be there
+
     def __init__(self, path: str, *, name: str, on_publish: Callable[[str], None]) -> None:
         self._path = path
         self._name = name
         self._on_publish = on_publish
         folder, base = os.path.split(path)
         kept = os.fsdecode(os.fsencode(base)[:_TEMP_KEEPS_BYTES])
+        self._pid = os.getpid()
+        self._fd = -1
+        # Known before the file is there: an interrupt may come as soon as it is.
         self._temp = os.path.join(folder, f"{TEMP_PREFIX}{os.urandom(4).hex()}-{kept}{TEMP_SUFFIX}")
-        self._fd = os.open(self._temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            self._fd = os.open(self._temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError:
+            self._temp = ""
+            raise
         # Where locks are missing, a stale upload cannot be told from a living one; nothing else depends on them.
         with suppress(OSError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,10 +75,16 @@ class LocalUpload(Upload):
 
     def abort(self) -> None:
         """Remove the temporary file."""
-        if self._fd >= 0:
+        if self._temp:
             with suppress(FileNotFoundError):
                 os.unlink(self._temp)
             self._close()
+
+    def __del__(self) -> None:
+        # An interrupt can come before the caller holds what it has to abort. A forked child holds only a copy.
+        if self._temp and self._pid == os.getpid():
+            with suppress(OSError):
+                self.abort()
 
     def _open_fd(self) -> int:
         if self._fd < 0:
@@ -77,8 +92,10 @@ class LocalUpload(Upload):
         return self._fd
 
     def _close(self) -> None:
-        os.close(self._fd)
-        self._fd = -1
+        self._temp = ""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     @contextmanager
     def _aborting(self) -> Iterator[None]:
