@@ -43,6 +43,10 @@ check: setup
 bench: setup
 	$(BIN)/python tools/bench.py
 
+# Padding, planning and steps of planned batches, and mixtures; half a minute.
+bench-batches: setup
+	$(BIN)/python tools/bench_batches.py
+
 bench-cache: setup
 	$(BIN)/python tools/bench_cache.py
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from janus_shards.batching.classes import BATCH_WEIGHT, class_bounds, class_table, close_classes
 from janus_shards.batching.lengths import Sizes, check, describe_rule, is_count, planned_lengths, read_column
-from janus_shards.batching.plan import Closed, MicroBatches, longest_rows, plan_lanes
+from janus_shards.batching.plan import Closed, MicroBatches, longest_rows, plan_lanes, scattered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +115,14 @@ class TokenBudget:
         return describe_rule(self, sizes)
 
     def _flush(self, sizes: NDArray[np.int32]) -> Closed:
-        """The longest rows first, each batch filled whatever the classes: only the last one is not full."""
+        """The longest rows first, each batch filled whatever the classes: only one of them is not full."""
         order = np.argsort(-sizes, kind="stable")
         counts: list[int] = []
         at = 0
         while at < len(order):
             counts.append(min(self._capacity(int(sizes[order[at]])), len(order) - at))
-            order[at : at + counts[-1]].sort()
             at += counts[-1]
-        return Closed(rows=order, counts=np.array(counts, np.int64), left=order[:0])
+        return scattered(Closed(rows=order, counts=np.array(counts, np.int64), left=order[:0]))
 
     def _padded(self, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
         return -(-lengths // self.pad_multiple) * self.pad_multiple

@@ -7,7 +7,7 @@ come, so all batches of a lane follow from one stable sort by class.
 import numpy as np
 from numpy.typing import NDArray
 
-from janus_shards.batching.plan import Closed
+from janus_shards.batching.plan import Closed, scattered
 
 #: A micro-batch weighs this much, shared by its rows: lanes of equal weight make about as many micro-batches.
 BATCH_WEIGHT = 1 << 16
@@ -56,4 +56,4 @@ def flush_classes(classes: NDArray[np.uint16]) -> Closed:
     """One batch of whatever is left of each class."""
     counts = np.bincount(classes)
     order = np.argsort(classes, kind="stable")
-    return Closed(rows=order, counts=counts[counts > 0], left=order[:0])
+    return scattered(Closed(rows=order, counts=counts[counts > 0], left=order[:0]))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from janus_shards.batching.classes import BATCH_WEIGHT
 from janus_shards.batching.lengths import Sizes, check, describe_rule, is_count, planned_lengths, read_column
-from janus_shards.batching.plan import Closed, MicroBatches, longest_rows, plan_lanes
+from janus_shards.batching.plan import Closed, MicroBatches, longest_rows, plan_lanes, scattered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,14 @@ class FixedSize:
         )
 
     def _flush(self, sizes: NDArray[np.int32]) -> Closed:
+        """Whole batches of what is left, and behind them the one that is not."""
         order = np.argsort(-sizes, kind="stable")
         cuts = np.append(np.arange(0, len(order), self.batch_size), len(order))
-        return Closed(rows=order, counts=np.diff(cuts), left=order[:0])
+        whole = len(order) // self.batch_size
+        counts = np.diff(cuts)
+        found = scattered(Closed(rows=order[: cuts[whole]], counts=counts[:whole], left=order[:0]))
+        rows, counts = np.append(found.rows, order[cuts[whole] :]), np.append(found.counts, counts[whole:])
+        return Closed(rows=rows, counts=counts, left=order[:0])
 
     def _check(self, name: str, holds: bool) -> None:
         check("FixedSize", name, getattr(self, name), holds, "an integer from 1 up")

@@ -13,6 +13,7 @@ Source: bounded-space best fit, Csirik and Johnson, "Bounded Space On-Line Bin P
 Algorithmica 2001.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from janus_shards.batching.classes import BATCH_WEIGHT
 from janus_shards.batching.lengths import Sizes, check, describe_rule, is_count, planned_lengths, read_column
-from janus_shards.batching.plan import Closed, MicroBatches, plan_lanes
+from janus_shards.batching.plan import Closed, MicroBatches, plan_lanes, scattered
 
 _MAX_BINS_BY_RADIX = 1 << 16
 
@@ -109,7 +110,7 @@ class Packing:
         order = np.argsort(-sizes, kind="stable")
         bins = np.empty(len(sizes), np.int32)
         bins[order], _ = best_fit(sizes[order].tolist(), capacity=self.max_tokens, open_bins=len(sizes) + 1)
-        return _by_bin(bins, np.zeros(len(sizes) + 1, np.bool_))
+        return scattered(_by_bin(bins, np.zeros(len(sizes) + 1, np.bool_)))
 
     def _check(self, name: str, holds: bool, expected: str) -> None:
         check("Packing", name, getattr(self, name), holds, expected)
@@ -120,33 +121,30 @@ def best_fit(lengths: list[int], *, capacity: int, open_bins: int) -> tuple[list
 
     Among equally full bins the one that was filled last is taken.
     """
-    # Room left in each open bin, increasing, and its number beside it. A list of four is searched faster by a loop than
-    # by bisect: 0.25 µs a row in all.
-    rooms: list[int] = []
-    numbers: list[int] = []
+    rooms: list[int] = []  # left in each open bin, increasing
+    numbers: list[int] = []  # of the same bins
     bins: list[int] = []
     num_bins = 0
+    # Row by row, since each choice depends on all before it: 0.15 µs.
     for length in lengths:
-        for at, room in enumerate(rooms):
-            if length <= room:
-                room -= length
-                number = numbers[at]
-                break
-        else:
-            if len(rooms) == open_bins:
-                del rooms[0], numbers[0]
-            room, number, at = capacity - length, num_bins, len(rooms)
-            num_bins += 1
-            rooms.append(room)
-            numbers.append(number)
-        bins.append(number)
-        # It is fuller than before, so it moves towards the front.
-        while at and rooms[at - 1] >= room:
-            rooms[at], numbers[at] = rooms[at - 1], numbers[at - 1]
-            at -= 1
-        rooms[at], numbers[at] = room, number
-        if not room:
+        at = bisect_left(rooms, length)
+        if at < len(rooms):
+            room, number = rooms[at] - length, numbers[at]
+            bins.append(number)
+            if room and (not at or rooms[at - 1] < room):
+                rooms[at] = room
+                continue
             del rooms[at], numbers[at]
+        else:
+            if at == open_bins:
+                del rooms[0], numbers[0]
+            room, number = capacity - length, num_bins
+            bins.append(number)
+            num_bins += 1
+        if room:
+            at = bisect_left(rooms, room)
+            rooms.insert(at, room)
+            numbers.insert(at, number)
     return bins, numbers
 
 

@@ -88,7 +88,7 @@ def plan_lanes(
         sizes: Size of each row, lane after lane, shape ``(num_rows,)``.
         borders: Lane l holds rows ``borders[l] .. borders[l + 1] - 1``; shape ``(num_lanes + 1,)``.
         close: The rule.
-        flush: Puts what is open at the very end into batches, those that are not full last; leaves nothing.
+        flush: Puts what is open at the very end into batches, in the order in which they are served; leaves nothing.
         groups: Group of each row: no batch holds rows of two. One group when not given.
 
     Returns:
@@ -115,6 +115,15 @@ def plan_lanes(
     add(last, flush)
     offsets = np.append(0, np.cumsum(np.concatenate(counts)))
     return np.concatenate(parts), offsets.astype(np.int64), lanes.astype(np.int64)
+
+
+def scattered(closed: Closed) -> Closed:
+    """The same batches in an order that has nothing to do with their rows' lengths: that of their middle rows.
+
+    What comes last may be dropped, and should not always be the longest rows, or always the shortest.
+    """
+    middles = closed.rows[np.cumsum(closed.counts) - (closed.counts + 1) // 2] if len(closed.counts) else closed.counts
+    return _reordered(closed, np.argsort(middles, kind="stable"))
 
 
 def longest_rows(sizes: NDArray[np.int32], rows: Places, offsets: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -151,7 +160,12 @@ def _in_order(closed: Closed) -> Closed:
     if len(closed.counts) < 2:
         return closed
     starts = np.cumsum(closed.counts) - closed.counts
-    order = np.argsort(np.maximum.reduceat(closed.rows, starts), kind="stable")
+    return _reordered(closed, np.argsort(np.maximum.reduceat(closed.rows, starts), kind="stable"))
+
+
+def _reordered(closed: Closed, order: NDArray[np.intp]) -> Closed:
+    """The same batches in another order."""
+    starts = np.cumsum(closed.counts) - closed.counts
     counts = closed.counts[order]
     # Where each row of the new sequence stood: its place in the batch, behind the old start of that batch.
     moved = np.repeat(starts[order] - (np.cumsum(counts) - counts), counts) + np.arange(len(closed.rows))

@@ -45,8 +45,8 @@ def test_images_of_one_shape_share_a_batch():
     sizes = rule.sizes(columns).values
     plan = rule.plan(sizes, np.array([0, 6]))
     assert sizes.tolist() == [0, 1, 0, 1, 3, 0]
-    assert batches(plan) == [[0, 2], [1, 3], [5], [4]]
-    assert plan.shapes.tolist() == [0, 1, 0, 3]
+    assert batches(plan) == [[0, 2], [1, 3], [4], [5]]
+    assert plan.shapes.tolist() == [0, 1, 3, 0]
     assert plan.waste == 0
 
 
