@@ -2,8 +2,9 @@
 
 Rules:
 
-- One pipe a worker, and nobody else holds its ends: a worker whose parent died meets the end of the pipe and leaves;
-  the parent meets it when a worker dies, and names the task that it was on.
+- One pipe a worker, and nobody else holds its ends: a worker whose parent died meets the end of the pipe and leaves, in
+  the middle of a task as well, since it looks once a second; the parent meets it when a worker dies, and names the
+  task that it was on.
 - Workers never see Ctrl-C. The parent does, and ends them with SIGTERM, which they meet as ``SystemExit``, so that open
   uploads are taken back.
 - Which worker runs which task depends on time; the results and their order do not.
@@ -31,6 +32,9 @@ ResultT = TypeVar("ResultT")
 
 # A spawned process takes 0.4 s to start on an idle core, and one process hashes and writes 400 MB/s.
 _WORKER_BYTES = 512 << 20
+
+# How often a worker looks whether its parent is still there.
+_PARENT_CHECK_S = 1.0
 
 # How long a worker may take to clean up after SIGTERM before it is killed.
 _GRACE_S = 10.0
@@ -216,6 +220,7 @@ def _start_worker(function: Callable[[TaskT], ResultT]) -> _Worker[TaskT]:
 def _serve(connection: "Connection[Any, Any]", function: Callable[[Any], Any]) -> None:
     """Main function of a worker process."""
     signal.signal(signal.SIGTERM, _leave)
+    _leave_with(os.getppid())
     with connection:
         try:
             while True:
@@ -227,6 +232,17 @@ def _serve(connection: "Connection[Any, Any]", function: Callable[[Any], Any]) -
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signal.SIGTERM)
+
+
+def _leave_with(parent_pid: int) -> None:
+    """Look once a second, also in the middle of a task, whether this process has been adopted by another parent."""
+
+    def look(number: int, frame: FrameType | None) -> None:
+        if os.getppid() != parent_pid:
+            _leave(number, frame)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, _PARENT_CHECK_S, _PARENT_CHECK_S)
 
 
 def _attempt(function: Callable[[Any], Any], task: object) -> _Outcome[Any]:

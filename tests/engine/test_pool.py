@@ -135,6 +135,23 @@ def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> N
     assert errors.count("KeyboardInterrupt") == (how == signal.SIGINT)
 
 
+def test_busy_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    """A worker in the middle of a long task leaves soon after its parent was killed, and may clean up."""
+    script = (
+        "from janus_shards.engine.pool import run_ordered\n"
+        "import worker_tasks, sys\n"
+        "if __name__ == '__main__':\n"
+        "    list(run_ordered(worker_tasks.note_end, [sys.argv[1]] * 2, workers=2))\n"
+    )
+    path = tmp_path / "main.py"
+    path.write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, str(path), str(tmp_path)], env=environment) as main:
+        wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+        main.kill()
+    wait_until(lambda: len(list(tmp_path.glob("ended-*"))) == 2, timeout_s=10)
+
+
 @pytest.mark.parametrize(("tasks", "num_bytes", "workers"), [(0, 0, 1), (1, 1 << 40, 1), (99, 1 << 20, 1)])
 def test_little_work_starts_no_processes(tasks: int, num_bytes: int, workers: int) -> None:
     """One task, or a few megabytes, are done sooner than a process starts; much work takes every core."""
