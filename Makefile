@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Tests on every core: at most four, because each process loads torch (0.3 GB).
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: setup demo test check bench bench-cache docs clean
+.PHONY: setup demo test check bench bench-batches bench-cache docs clean
 
 setup: $(VENV)/.dev-stamp
 

@@ -23,7 +23,8 @@ from janus_shards.batching.packing import Packing, best_fit
 from janus_shards.batching.plan import MicroBatches
 from janus_shards.batching.rule import BatchRule
 from janus_shards.order.epoch import Order, OrderOptions, open_order
-from janus_shards.order.mixture import Mixture, SourceTable, open_mixture
+from janus_shards.order.mixture import Mixture
+from janus_shards.order.mixture_order import SourceTable, open_mixture
 from janus_shards.order.planned import PlannedEpoch, lane_rows
 from janus_shards.order.serving import num_steps, rank_batches, rank_slots
 from janus_shards.world import World

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from janus_shards.order.epoch import OrderOptions
-from janus_shards.order.mixture import Mixture, SourceTable, open_mixture
+from janus_shards.order.mixture import Mixture
+from janus_shards.order.mixture_order import SourceTable, open_mixture
 
 CASES: dict[str, dict[str, Any]] = {
     "proportion": {

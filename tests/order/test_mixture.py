@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from janus_shards.errors import ConfigError, ResumeError
 from janus_shards.order.epoch import OrderOptions
-from janus_shards.order.mixture import Mixture, SourceTable, continue_schedule, mixture_fingerprint, open_mixture
+from janus_shards.order.mixture import Mixture, continue_schedule, mixture_fingerprint
+from janus_shards.order.mixture_order import SourceTable, open_mixture
 from janus_shards.order.serving import rank_slots
 from janus_shards.world import World
 from tests.contracts.resume import ResumeContract
@@ -270,7 +271,7 @@ def test_whatever_changes_the_order_changes_its_hash(change):
 
 def test_equal_values_are_equal_shares():
     """1 and 1.0, or a number of NumPy, are the same weight in a state."""
-    hashes = {opened((60, 60), Mixture({"a": one, "b": 2})).order_hash for one in (1, 1.0, np.float64(1))}
+    hashes = {opened((60, 60), Mixture({"a": one, "b": 2})).order_hash for one in (1, 1.0, np.float64(1), np.int64(1))}
     assert len(hashes) == 1
 
 
@@ -306,7 +307,7 @@ def test_wrong_options_are_named(wrong, match):
 @pytest.mark.parametrize(
     ("mixture", "kwargs", "match"),
     [
-        (Mixture({"a": 1}), {}, "as many as tables: 2"),
+        (Mixture({"a": 1}), {}, "a table for each of 1 sources, found 2"),
         (Mixture({"a": 1, "b": 1}, one_source="rank", samples_per_epoch=9), {"unit": 10}, "holds no batch of 10"),
         (Mixture({"a": 1, "b": 1}, one_source="global"), {"batching": {"batching": "Packing"}}, "one_source='rank'"),
         (Mixture({"a": 0.001, "b": 0}, kind="repeat"), {}, "an epoch of none"),

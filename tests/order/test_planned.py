@@ -14,7 +14,8 @@ from janus_shards.batching.packing import Packing
 from janus_shards.errors import ConfigError, FormatError
 from janus_shards.order.cursor import Cursor, choose_generation
 from janus_shards.order.epoch import OrderOptions, open_order
-from janus_shards.order.mixture import Mixture, SourceTable, open_mixture
+from janus_shards.order.mixture import Mixture
+from janus_shards.order.mixture_order import SourceTable, open_mixture
 from janus_shards.order.planned import PlannedEpoch, lane_rows
 from janus_shards.order.serving import next_position, num_steps, rank_batches
 from janus_shards.world import World
