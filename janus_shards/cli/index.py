@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from janus_shards.cli.options import shared_options, size_or_off, workers_option
+from janus_shards.cli.layout import inline_option, on_bad_option
+from janus_shards.cli.options import shared_options, workers_option
 from janus_shards.cli.progress import ProgressLine
 from janus_shards.cli.terminal import count_text, print_json, printable, seconds_text, size_text, warn
 from janus_shards.operations.index import IndexOptions, IndexReport, index_shards
@@ -14,21 +15,8 @@ from janus_shards.operations.scan import OnBad
 @click.command("index")
 @click.argument("urls", metavar="URL...", nargs=-1, required=True)
 @click.option("--output", metavar="ROOT", help="Where indexes and manifest go; beside the shards when not given.")
-@click.option(
-    "--inline",
-    metavar="SIZE",
-    callback=size_or_off,
-    default=f"{IndexOptions.inline_bytes >> 10}KiB",
-    show_default=True,
-    help="Keep smaller values, such as captions, in the index as well; 0 keeps none.",
-)
-@click.option(
-    "--on-bad",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="Samples with a field twice or in several pieces end the run, or are left out and reported.",
-)
+@inline_option
+@on_bad_option("Samples with a field twice or in several pieces end the run, or are left out and reported.")
 @click.option("--resume", is_flag=True, help="Keep the indexes of an interrupted run that fit their shards.")
 @click.option("--overwrite", is_flag=True, help="Replace indexes and manifest; shards are never touched.")
 @workers_option

@@ -5,15 +5,14 @@ from typing import Literal
 
 import click
 
-from janus_shards.cli.options import names, shared_options, size, size_or_off, workers_option
+from janus_shards.cli.layout import existing_options, layout_options, on_bad_option
+from janus_shards.cli.options import names, shared_options, workers_option
 from janus_shards.cli.progress import ProgressLine
 from janus_shards.cli.terminal import count_text, print_json, printable, seconds_text, size_text, warn
 from janus_shards.operations.pack import PackOptions, PackReport, pack
 from janus_shards.operations.sources import DotRule
 from janus_shards.operations.tables import TABLE_SUFFIXES, TableColumns
 from janus_shards.writer.shard import ShardLayout
-
-_LAYOUT = ShardLayout()
 
 
 @click.command("pack")
@@ -28,13 +27,7 @@ _LAYOUT = ShardLayout()
     callback=names,
     help="Table: columns that become the field json; * takes all others.",
 )
-@click.option(
-    "--on-bad",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="Table: rows that cannot be packed end the run, or are left out and reported.",
-)
+@on_bad_option("Table: rows that cannot be packed end the run, or are left out and reported.")
 @click.option("--allow-missing", is_flag=True, help="Folder: samples may have different fields.")
 @click.option(
     "--dots",
@@ -43,26 +36,8 @@ _LAYOUT = ShardLayout()
     show_default=True,
     help="Folder: a.b.jpg is field b.jpg of key a, or field jpg of key a_b.",
 )
-@click.option("--prefix", default=_LAYOUT.prefix, show_default=True, help="Shards are called PREFIX-000000.tar etc.")
-@click.option(
-    "--shard-size",
-    metavar="SIZE",
-    callback=size,
-    default=f"{_LAYOUT.max_shard_bytes >> 20}MiB",
-    show_default=True,
-    help="Largest size of a shard.",
-)
-@click.option("--max-samples", type=click.IntRange(min=1), metavar="N", help="Most samples of a shard.")
-@click.option(
-    "--inline",
-    metavar="SIZE",
-    callback=size_or_off,
-    default=f"{_LAYOUT.inline_bytes >> 10}KiB",
-    show_default=True,
-    help="Keep smaller values, such as captions, in the index as well; 0 keeps none.",
-)
-@click.option("--resume", is_flag=True, help="Keep the whole shards of an interrupted run, write the others.")
-@click.option("--overwrite", is_flag=True, help="Replace the data set that is there.")
+@layout_options
+@existing_options
 @workers_option
 @shared_options
 def command(
@@ -76,13 +51,10 @@ def command(
     on_bad: Literal["raise", "skip"],
     allow_missing: bool,
     dots: DotRule,
-    prefix: str,
-    shard_size: int,
-    max_samples: int | None,
-    inline: int,
     resume: bool,
     overwrite: bool,
     workers: int | None,
+    layout: ShardLayout,
     storage: Mapping[str, object],
     as_json: bool,
 ) -> None:
@@ -102,7 +74,7 @@ def command(
         )
     _check_fit(source, has_columns=bool(columns or key_column or on_bad != "raise"))
     options = PackOptions(
-        layout=ShardLayout(prefix=prefix, max_shard_bytes=shard_size, max_samples=max_samples, inline_bytes=inline),
+        layout=layout,
         resume=resume,
         overwrite=overwrite,
         allow_missing=allow_missing,

@@ -4,58 +4,30 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from janus_shards.cli.options import shared_options, size, size_or_off
+from janus_shards.cli.layout import existing_options, layout_options, on_bad_option
+from janus_shards.cli.options import shared_options
 from janus_shards.cli.progress import ProgressLine
 from janus_shards.cli.terminal import count_text, print_json, printable, seconds_text, size_text, warn
 from janus_shards.operations.reshard import ReshardOptions, ReshardReport, reshard
 from janus_shards.operations.scan import OnBad
 from janus_shards.writer.shard import ShardLayout
 
-_LAYOUT = ShardLayout()
-
 
 @click.command("reshard")
 @click.argument("sources", metavar="IN...", nargs=-1, required=True)
 @click.argument("root", metavar="OUT")
-@click.option("--prefix", default=_LAYOUT.prefix, show_default=True, help="Shards are called PREFIX-000000.tar etc.")
-@click.option(
-    "--shard-size",
-    metavar="SIZE",
-    callback=size,
-    default=f"{_LAYOUT.max_shard_bytes >> 20}MiB",
-    show_default=True,
-    help="Largest size of a shard.",
-)
-@click.option("--max-samples", type=click.IntRange(min=1), metavar="N", help="Most samples of a shard.")
-@click.option(
-    "--inline",
-    metavar="SIZE",
-    callback=size_or_off,
-    default=f"{_LAYOUT.inline_bytes >> 10}KiB",
-    show_default=True,
-    help="Keep smaller values, such as captions, in the index as well; 0 keeps none.",
-)
-@click.option(
-    "--on-bad",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="Samples with a field twice, in several pieces, damaged or with names that cannot be written.",
-)
-@click.option("--resume", is_flag=True, help="Keep the whole shards of an interrupted run, write the others.")
-@click.option("--overwrite", is_flag=True, help="Replace the data set that is there.")
+@layout_options
+@on_bad_option("Samples with a field twice, in several pieces, damaged or with names that cannot be written.")
+@existing_options
 @shared_options
 def command(
     *,
     sources: Sequence[str],
     root: str,
-    prefix: str,
-    shard_size: int,
-    max_samples: int | None,
-    inline: int,
     on_bad: OnBad,
     resume: bool,
     overwrite: bool,
+    layout: ShardLayout,
     storage: Mapping[str, object],
     as_json: bool,
 ) -> None:
@@ -65,7 +37,7 @@ def command(
     gzip, bzip2 or xz. They are read from front to back; order and bytes of the samples stay.
     """
     options = ReshardOptions(
-        layout=ShardLayout(prefix=prefix, max_shard_bytes=shard_size, max_samples=max_samples, inline_bytes=inline),
+        layout=layout,
         on_bad=on_bad,
         resume=resume,
         overwrite=overwrite,
