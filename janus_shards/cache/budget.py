@@ -31,6 +31,10 @@ class BusyError(OSError):
     """The ``usage`` file stayed locked, or all slots are taken."""
 
 
+class GoneError(OSError):
+    """What the processes share was removed."""
+
+
 class Budget:
     """One process's part in the budget of a folder. Safe to use from many threads.
 
@@ -298,7 +302,7 @@ class Budget:
         try:
             if not os.fstat(self._usage_fd).st_nlink or not os.fstat(self.locks_fd).st_nlink:
                 # Whoever comes later agrees on other files.
-                raise FileNotFoundError(errno.ENOENT, "usage or locks were removed")
+                raise GoneError(errno.ENOENT, "usage or locks were removed")
             data = os.pread(self._usage_fd, FILE_BYTES, 0)
             usage = self._checked(Usage.decode(data))
             yield usage

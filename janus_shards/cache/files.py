@@ -56,7 +56,7 @@ class EntryFiles:
 
     def __init__(self, folder: CacheFolder, *, max_open: int | None = None) -> None:
         self.folder = folder
-        self._max_open = max_open or min(_MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._max_open = max_open or _default_max_open()
         # No lock: its methods are atomic, and a lock could be asked for by a finaliser of the thread that holds it.
         self._kept: OrderedDict[EntryFile, None] = OrderedDict()
 
@@ -95,6 +95,11 @@ class EntryFiles:
     def drop(self, entry: "EntryFile") -> None:
         """Do not count it any longer."""
         self._kept.pop(entry, None)
+
+
+def _default_max_open() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MAX_OPEN_FILES if limit == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, max(1, limit // 4))
 
 
 class EntryFile:

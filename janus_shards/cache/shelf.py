@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from janus_shards.cache.base import CacheOptions, EntryKey, Pieces
-from janus_shards.cache.budget import Budget, BusyError
+from janus_shards.cache.budget import Budget, BusyError, GoneError
 from janus_shards.cache.entry import STAMP_OFFSET, Header
 from janus_shards.cache.files import Damage, EntryFiles, OpenFile, write_all
 from janus_shards.cache.folder import MARKER_NAME, CacheFolder, open_folder
@@ -23,8 +23,8 @@ from janus_shards.cache.locks import LocksMissingError, RangeLocks, wait_for
 
 _log = logging.getLogger(__name__)
 
-_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
+_FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EBADF}
+_UNSUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 # Entries remembered as verified: a hundred bytes each.
 _MAX_VERIFIED = 1_000_000
 # Behind the places of the usage file and its slots; two blocks that share one only wait for each other.
@@ -253,15 +253,16 @@ class Shelf:
 
     def _judge(self, what: str, exc: OSError) -> None:
         opened = self._opened
-        if exc.errno in _GONE or (opened is not None and opened.folder.is_gone()):
+        is_gone = opened is not None and opened.folder.is_gone()
+        if is_gone or isinstance(exc, GoneError) or exc.errno == errno.ESTALE:
             self._reads = self._writes = False
             self._warn(what, exc, "the folder is gone; nothing is cached any more")
-        elif exc.errno in _PASSING:
-            self._pauses = True
-            self._warn(what, exc, "nothing more is stored in this epoch")
-        else:
+        elif exc.errno in _FORBIDDEN:
             self._writes = False
             self._warn(what, exc, "entries that are there are used, nothing more is stored")
+        else:
+            self._pauses = True
+            self._warn(what, exc, "nothing more is stored in this epoch")
 
     def _warn(self, what: str, exc: OSError, consequence: str) -> None:
         if not self._warned:
@@ -281,6 +282,9 @@ def new_nonce() -> int:
 
 def _write(folder: CacheFolder, budget: Budget, header: Header, pieces: Pieces, name: str) -> OpenFile:
     """Write an entry under a temporary name, and publish it."""
+    if not folder.has_marker():
+        # Somebody has emptied the folder. Entries without a marker beside them could never be removed.
+        raise GoneError(errno.ENOENT, f"{MARKER_NAME} was removed")
     stamp = budget.stamp
     temp, fd = folder.create_temp(budget.slot)
     try:
@@ -297,7 +301,11 @@ def _write(folder: CacheFolder, budget: Budget, header: Header, pieces: Pieces, 
 
 def _allocate(fd: int, size: int) -> None:
     """Give a file its length and its space, so that a disk that fills up says so now and not in the middle of a row."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, size)
-    else:
-        os.ftruncate(fd, size)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+            return
+    except OSError as exc:
+        if exc.errno not in _UNSUPPORTED:
+            raise
+    os.ftruncate(fd, size)

@@ -153,6 +153,37 @@ def test_a_vanished_folder_is_one_warning(
     assert not list(root.glob("*/*.raw"))
 
 
+def test_an_emptied_folder_gets_no_entries(options: CacheOptions, key: MakeKey) -> None:
+    """A folder that was emptied during a run stays empty, so that the next run can take it anew."""
+    cache = open_disk_cache(options, dataset="a")
+    use(cache, key, 0)
+    (folder,) = Path(options.directory).iterdir()
+    for path in folder.iterdir():
+        path.unlink()
+    use(cache, key, 1, 2)
+    assert list(folder.iterdir()) == []
+    cache = open_disk_cache(options, dataset="a")
+    use(cache, key, 1)
+    assert cache.raw(key(1)) is not None
+
+
+def test_too_many_open_files_pass(options: CacheOptions, key: MakeKey, fork: Fork) -> None:
+    """A process that has no descriptor left misses and stores nothing, until the next epoch."""
+
+    def work() -> Iterator[str]:
+        cache = open_disk_cache(options, dataset="a")
+        use(cache, key, 0)
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit))
+        stored = [cache.raw(key(0)), cache.store_raw(key(1), [b"x"])]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, limit))
+        cache.begin_epoch(1)
+        stored += [cache.raw(key(0)), cache.store_raw(key(1), [b"x"])]
+        yield str([entry is not None for entry in stored])
+
+    assert fork(work).result() == "[False, False, True, True]"
+
+
 def test_without_locks_nothing_is_added(options: CacheOptions, key: MakeKey, caplog: pytest.LogCaptureFixture) -> None:
     """Where the file system has no locks, the budget cannot be shared: entries are used, none are added."""
     cache = open_disk_cache(options, dataset="a")
