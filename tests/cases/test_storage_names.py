@@ -91,17 +91,18 @@ def test_key_is_encoded_once_on_the_wire(entry: Mapping[str, str], recorder: Rec
 
 @pytest.mark.parametrize("entry", PATTERNS)
 def test_pattern_stands_for_the_names_of_its_case(entry: Mapping[str, Any]) -> None:
-    """Names, their number and order are those of the case, or its error; in less than 1 s and 200 MB."""
+    """Names, their number and order are those of the case, or its error, within 2 s of CPU time and 200 MB."""
     tracemalloc.start()
-    started = time.perf_counter()
+    # CPU time: the machine may be busy with other tests.
+    started = time.process_time()
     try:
         answer: ConfigError | list[str] = expand_pattern(entry["pattern"])
     except ConfigError as exc:
         answer = exc
     finally:
-        seconds, (_, peak) = time.perf_counter() - started, tracemalloc.get_traced_memory()
+        seconds, (_, peak) = time.process_time() - started, tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert (seconds < 1, peak < 200e6) == (True, True)
+    assert (seconds < 2, peak < 200e6) == (True, True)
     if isinstance(answer, ConfigError):
         assert answer.kind in (entry.get("error"), entry.get("or_error"))
         assert entry["pattern"] in str(answer)
